@@ -1,0 +1,97 @@
+"""What every activity of a worker shares: the app, its dependencies, the ledger, Temporal.
+
+Built once by `worker.py`. It decides nothing.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Coroutine
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import Client
+
+from perdure.activities.ledger_calls import LedgerCalls
+from perdure.activities.providers import resolve_model
+from perdure.activities.pulse import Pulse
+from perdure.agents import Agent, App
+from perdure.contracts.calls import Owner, TurnRef
+from perdure.contracts.limits import PREVIEW_CHARS_MAX
+from perdure.contracts.model import Model
+from perdure.contracts.turn import TurnResult
+from perdure.stores.engine import Store
+
+
+class Engine:
+    """The worker's side of an app."""
+
+    def __init__(
+        self,
+        app: App,
+        store: Store,
+        client: Client,
+        *,
+        previews: bool = True,
+        grace_s: float = 10.0,
+    ) -> None:
+        self.app = app
+        self.client = client
+        self.previews = previews
+        self.grace_s = grace_s
+        self.deps: Any = None
+        self.ledger = LedgerCalls(store)
+        self.pulse = Pulse(store)
+        self.worker = f"{os.getpid()}@{socket.gethostname()}"
+        self._models: dict[str, Model] = {}
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def model(self, agent: Agent, prepared_name: str) -> Model:
+        """The model a prepared request names, where it can still be had; else the agent's."""
+        if not isinstance(agent.model, str):
+            return agent.model
+        # A changed agent must not change a request that is already prepared (promise P7).
+        if prepared_name not in self._models:
+            self._models[prepared_name] = resolve_model(prepared_name)
+        return self._models[prepared_name]
+
+    def keep_running(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Start work that may outlive its activity: an effect on its way to T2."""
+        task = asyncio.create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    def shown(self, result: TurnResult | None) -> TurnResult | None:
+        """The result as Temporal may hold it: without text where previews are off."""
+        if result is None or self.previews or result.answer is None:
+            return result
+        where = f"ledger {self.ledger.store_id}, turn {result.turn_id}"
+        return result.model_copy(update={"answer": None, "answer_cut": False, "answer_at": where})
+
+    def preview(self, text: str) -> str:
+        """A short text for the Temporal UI, or none."""
+        if not self.previews:
+            return ""
+        flat = " ".join(text.split())
+        cut = len(flat) > PREVIEW_CHARS_MAX
+        return flat[: PREVIEW_CHARS_MAX - 1] + "…" if cut else flat
+
+    def stamped(self, ref: TurnRef) -> TurnRef:
+        """The reference with this ledger's identity."""
+        return ref.model_copy(update={"store": self.ledger.store_id})
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self.pulse.close()
+        self.ledger.close()
+
+
+def current_owner(run_id: str) -> Owner:
+    """Who the running activity acts for."""
+    info = activity.info()
+    return Owner(
+        temporal_namespace=info.workflow_namespace or info.namespace,
+        workflow_id=info.workflow_id or "",
+        run_id=run_id,
+    )

@@ -1,0 +1,58 @@
+"""The one place where errors become Temporal failures (DESIGN 5).
+
+What is raised to Temporal or logged is a code and a short sentence of ours: never a prompt, a
+value, a provider's text or an SQL parameter.
+"""
+
+import functools
+import logging
+import traceback
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+from temporalio.exceptions import ApplicationError
+
+from perdure.contracts.errors import PerdureError
+
+logger = logging.getLogger("perdure.activities")
+
+Activity = Callable[[Any], Awaitable[dict[str, Any]]]
+
+
+def as_failure(error: PerdureError, *, retry_after_s: float | None = None) -> ApplicationError:
+    """A Temporal failure whose type is the error's code."""
+    delay = None if retry_after_s is None else timedelta(seconds=retry_after_s)
+    return ApplicationError(
+        str(error), type=error.code, non_retryable=not error.retryable, next_retry_delay=delay
+    )
+
+
+def translated(function: Activity) -> Activity:
+    """Wrap an activity so that only failures of ours leave it."""
+
+    @functools.wraps(function)
+    async def run(value: Any) -> dict[str, Any]:
+        try:
+            return await function(value)
+        except ApplicationError:
+            raise
+        except PerdureError as error:
+            raise as_failure(error) from None
+        except AssertionError as error:
+            raise _bug(error, "AssertionError", retryable=False) from None
+        except Exception as error:  # The process's edge: its text could carry anybody's values.
+            raise _bug(error, "internal_error", retryable=True) from None
+
+    return run
+
+
+def _bug(error: Exception, code: str, *, retryable: bool) -> ApplicationError:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{frame.name} line {frame.lineno}"
+    logger.error("%s in %s", type(error).__name__, where)
+    return ApplicationError(
+        f"{type(error).__name__} in {where}; see the worker's log",
+        type=code,
+        non_retryable=not retryable,
+    )

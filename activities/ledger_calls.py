@@ -1,0 +1,105 @@
+"""Running ledger commands from coroutines: in a small thread pool, retried until they are answered.
+
+A database that is away is not a failure of a tool or a model: the command is simply given again,
+while the activity goes on heartbeating, until the activity itself is cancelled (DESIGN 5).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection
+
+from perdure.contracts.calls import TurnRef
+from perdure.contracts.errors import StoreUnavailable
+from perdure.stores.engine import Store
+from perdure.stores.ledger import check_store
+
+logger = logging.getLogger("perdure.activities")
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+_FIRST_DELAY_S = 0.05
+_DELAY_MAX_S = 2.0
+_THREADS = 8
+
+
+class LedgerCalls:
+    """The ledger as activities use it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._pool = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="perdure-store")
+
+    @property
+    def store_id(self) -> str:
+        """The ledger's identity."""
+        return self.store.store_id
+
+    def require(self, ref: TurnRef) -> None:
+        """Raises WrongStore if the turn lives in another ledger."""
+        check_store(self.store.store_id, ref)
+
+    async def run(
+        self,
+        command: Callable[Concatenate[Connection, Args], Result],
+        *args: Args.args,
+        **kwargs: Args.kwargs,
+    ) -> Result:
+        """Run a command in a transaction of its own; a lost acknowledgement is asked for again."""
+        return await self._until_answered(lambda: self.store.transact(command, *args, **kwargs))
+
+    async def read(
+        self,
+        query: Callable[Concatenate[Connection, Args], Result],
+        *args: Args.args,
+        **kwargs: Args.kwargs,
+    ) -> Result:
+        """Run a query."""
+        return await self._until_answered(lambda: self.store.read(query, *args, **kwargs))
+
+    async def run_to_its_end(
+        self,
+        command: Callable[Concatenate[Connection, Args], Result],
+        *args: Args.args,
+        **kwargs: Args.kwargs,
+    ) -> Result:
+        """Run a command that a cancellation must not leave half known; the cancellation follows."""
+        return await to_its_end(self.run(command, *args, **kwargs))
+
+    def close(self) -> None:
+        """Stop the threads; running commands end by themselves."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _until_answered(self, call: Callable[[], Result]) -> Result:
+        delay = _FIRST_DELAY_S
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return await loop.run_in_executor(self._pool, call)
+            except StoreUnavailable as error:
+                logger.warning("the ledger does not answer, trying again: %s", error)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, _DELAY_MAX_S)
+
+
+async def to_its_end(work: Awaitable[Result]) -> Result:
+    """Await `work` also through cancellations, then let the cancellation go on."""
+    task: asyncio.Future[Any] = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+        except BaseException:
+            # The task's own failure is raised by `result` below, after the loop.
+            break
+    if cancelled is not None:
+        raise cancelled
+    return task.result()

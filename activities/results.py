@@ -1,0 +1,149 @@
+"""Turning whatever a tool returned into a result that can be stored and shown (promise P12).
+
+A tool that ran is never reported as failed because of what it returned: values that are no JSON are
+written as text, what no database holds is replaced, what is too long is cut, each with a flag. The
+whole result is kept beside the text for the model where that was cut.
+"""
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Final, cast
+
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from perdure.contracts.canonical import JSON_SEPARATORS, sanitise_text
+from perdure.contracts.errors import ToolError
+from perdure.contracts.limits import (
+    TOOL_RESULT_BYTES_MAX,
+    TOOL_TEXT_BYTES_MAX,
+    TOOL_TEXT_LINES_MAX,
+)
+from perdure.contracts.tools import ResultReason, ResultStatus, ToolOutcome
+
+SANITISED, CUT, NOT_JSON, DROPPED = "sanitised", "cut", "not_json", "dropped"
+
+_DEPTH_MAX: Final = 100
+
+
+def outcome_of(value: Any) -> ToolOutcome:
+    """The result of a tool that returned."""
+    flags: set[str] = set()
+    text = value if isinstance(value, str) else _encode(value, flags)
+    return _bounded(text, flags, ResultStatus.OK, None)
+
+
+def outcome_of_error(error: BaseException, *, may_have_happened: bool) -> ToolOutcome:
+    """The result of a tool that raised: its message is for the model, and only in the ledger."""
+    message = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
+    text = f"error: {message}"
+    if may_have_happened:
+        text += " The call may or may not have taken effect."
+    return _bounded(text, set(), ResultStatus.ERROR, ResultReason.TOOL_ERROR)
+
+
+def refused(reason: ResultReason, text: str) -> ToolOutcome:
+    """The result of a call that was never valid; nothing is executed."""
+    return _bounded(text, set(), ResultStatus.REFUSED, reason)
+
+
+def _bounded(
+    text: str, flags: set[str], status: ResultStatus, reason: ResultReason | None
+) -> ToolOutcome:
+    clean = sanitise_text(text)
+    if clean != text:
+        flags.add(SANITISED)
+    shown = _head(clean)
+    full = None
+    if shown != clean:
+        flags.add(CUT)
+        full = clean
+        if len(clean.encode()) > TOOL_RESULT_BYTES_MAX:
+            flags.add(DROPPED)
+            full = clean.encode()[:TOOL_RESULT_BYTES_MAX].decode(errors="ignore")
+        shown += f"\n[cut: {len(clean.encode())} bytes in all]"
+    return ToolOutcome(
+        status=status, reason=reason, text=shown, flags=tuple(sorted(flags)), full=full
+    )
+
+
+def _head(text: str) -> str:
+    head = text
+    if len(text) * 4 > TOOL_TEXT_BYTES_MAX:
+        head = text.encode()[:TOOL_TEXT_BYTES_MAX].decode(errors="ignore")
+    lines = head.split("\n", TOOL_TEXT_LINES_MAX)
+    return "\n".join(lines[:TOOL_TEXT_LINES_MAX])
+
+
+def _encode(value: Any, flags: set[str]) -> str:
+    try:
+        plain = _plain(value, flags, 0)
+        return json.dumps(plain, separators=JSON_SEPARATORS, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError):
+        flags.add(NOT_JSON)
+        return _description(value)
+
+
+def _plain(value: Any, flags: set[str], depth: int) -> Any:
+    if depth > _DEPTH_MAX:
+        raise RecursionError
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return _plain_float(value, flags)
+    if isinstance(value, BaseModel):
+        return _plain(value.model_dump(), flags, depth + 1)
+    if isinstance(value, (bytes, bytearray)):
+        flags.add(NOT_JSON)
+        return _plain_bytes(bytes(value))
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return {_key(key, flags): _plain(item, flags, depth + 1) for key, item in items}
+    if isinstance(value, AbstractSet):
+        flags.add(NOT_JSON)
+        items = [_plain(item, flags, depth + 1) for item in cast("AbstractSet[Any]", value)]
+        return sorted(items, key=lambda item: json.dumps(item, sort_keys=True, default=str))
+    if isinstance(value, Sequence):
+        return [_plain(item, flags, depth + 1) for item in cast("Sequence[Any]", value)]
+    return _plain_other(value, flags, depth)
+
+
+def _plain_float(value: float, flags: set[str]) -> float | str:
+    if math.isfinite(value):
+        return value
+    flags.add(NOT_JSON)
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def _plain_bytes(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(value).decode()
+
+
+def _plain_other(value: Any, flags: set[str], depth: int) -> Any:
+    flags.add(NOT_JSON)
+    try:
+        known = to_jsonable_python(value)
+    except PydanticSerializationError:
+        return _description(value)
+    # What pydantic passes through unchanged would come back here for ever.
+    return _description(value) if known is value else _plain(known, flags, depth + 1)
+
+
+def _key(key: Any, flags: set[str]) -> str:
+    if isinstance(key, str):
+        return key
+    flags.add(NOT_JSON)
+    return str(key)
+
+
+def _description(value: Any) -> str:
+    try:
+        return str(value)
+    except Exception:  # A broken __str__ must not turn a call that ran into a failure.
+        return f"<{type(value).__name__}>"

@@ -1,0 +1,64 @@
+"""`follow_turn` and `end`: waiting for another owner's outcome, and ending one's own turn."""
+
+import asyncio
+
+from temporalio import activity
+
+from perdure.activities.engine import Engine, current_owner
+from perdure.activities.owners import OwnerState, owner_state
+from perdure.contracts.calls import EndReply, EndTurn, FollowReply, FollowTurn
+from perdure.contracts.timing import current_timing
+from perdure.stores.commands import FinishTurn
+from perdure.stores.ledger import end_turn, latest_owner, read_result
+
+_POLL_S_MAX = 0.5
+_ASK_EVERY = 4
+
+
+async def follow_turn(engine: Engine, follow: FollowTurn) -> FollowReply:
+    """Wait until the turn has an outcome, or its owner's chain has ended without one.
+
+    An owner that Temporal does not know stays followed: only an operator may decide (DESIGN 4).
+    """
+    engine.ledger.require(follow.turn)
+    poll_s = min(_POLL_S_MAX, current_timing().heartbeat_timeout_s / 4)
+    with engine.pulse.beating("follow_turn", activity.heartbeat):
+        round_number = 0
+        while True:
+            result = await engine.ledger.read(read_result, follow.turn.turn_id)
+            if result is not None:
+                return FollowReply(result=engine.shown(result))
+            if round_number % _ASK_EVERY == 0:
+                gone = await _epoch_of_closed_owner(engine, follow)
+                if gone is not None:
+                    return FollowReply(take_over=gone)
+            round_number += 1
+            await asyncio.sleep(poll_s)
+
+
+async def end(engine: Engine, command: EndTurn) -> EndReply:
+    """End the turn, or return the outcome that came first; None if another owner acts."""
+    engine.ledger.require(command.turn)
+    finish = FinishTurn(
+        turn=command.turn,
+        owner=current_owner(command.run_id),
+        status=command.status,
+        stop_reason=command.stop_reason,
+        detail=command.detail,
+        opening=command.opening,
+    )
+    with engine.pulse.beating("end", activity.heartbeat):
+        result = await engine.ledger.run_to_its_end(end_turn, finish)
+    return EndReply(result=engine.shown(result))
+
+
+async def _epoch_of_closed_owner(engine: Engine, follow: FollowTurn) -> int | None:
+    found = await engine.ledger.read(latest_owner, follow.turn)
+    if found is None:
+        return None
+    epoch, owner = found
+    if owner == current_owner(follow.run_id):
+        # This chain owns the turn itself: it goes on under its own epoch.
+        return epoch
+    state = await owner_state(engine.client, owner)
+    return epoch if state is OwnerState.CLOSED else None

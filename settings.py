@@ -1,0 +1,68 @@
+"""Every setting from the environment, in one place; read by `worker.py` and the CLI only.
+
+`PERDURE_*` are ours; the connection to Temporal follows Temporal's own profile conventions
+(`TEMPORAL_ADDRESS`, `TEMPORAL_NAMESPACE`, `TEMPORAL_PROFILE`, ...).
+"""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from temporalio.client import Client
+from temporalio.envconfig import ClientConfig
+
+from perdure.contracts.errors import ServerUnreachable
+from perdure.contracts.timing import Timing
+
+DEFAULT_ADDRESS = "localhost:7233"
+
+
+def _on_or_off(value: object) -> object:
+    return {"on": True, "off": False}.get(value.lower(), value) if isinstance(value, str) else value
+
+
+Switch = Annotated[bool, BeforeValidator(_on_or_off)]
+
+
+class Settings(BaseSettings):
+    """Seconds for all `*_s`.
+
+    `previews`: whether Temporal may hold short texts of arguments and answers. `grace_s`: how long
+    a stopping worker lets its tools run on. `heartbeat_timeout_s`: after how long a silent worker
+    counts as lost; all other waits derive from it.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="PERDURE_", extra="ignore")
+
+    store_url: str = "sqlite:///perdure-data/perdure.db"
+    task_queue: str = "perdure"
+    heartbeat_timeout_s: float = Field(default=10.0, gt=0)
+    grace_s: float = Field(default=10.0, ge=0)
+    cancel_grace_s: float = Field(default=5.0, ge=0)
+    previews: Switch = True
+    log_level: str = "INFO"
+
+    @property
+    def timing(self) -> Timing:
+        """The durations that everything waits by."""
+        return Timing(
+            heartbeat_timeout_s=self.heartbeat_timeout_s, cancel_grace_s=self.cancel_grace_s
+        )
+
+
+async def connect(address: str | None = None, namespace: str | None = None) -> Client:
+    """Connect to Temporal as the environment says. Raises ServerUnreachable."""
+    config = ClientConfig.load_client_connect_config()
+    if address is not None:
+        config["target_host"] = address
+    if namespace is not None:
+        config["namespace"] = namespace
+    config.setdefault("target_host", DEFAULT_ADDRESS)
+    target = str(config.get("target_host"))
+    try:
+        return await Client.connect(**config)
+    except RuntimeError as error:
+        raise ServerUnreachable(
+            f"no Temporal server answers at {target}; start one with `perdure dev APP` or set "
+            "TEMPORAL_ADDRESS"
+        ) from error

@@ -1,0 +1,275 @@
+"""Ending a turn: transcript append, checkpoint and terminal event are one transaction (P1, P6).
+
+The final commit of an answer and `end` are compare-and-swap on one checkpoint row: the loser gets
+the winner's outcome. A damaged turn still gets its terminal event (promise P10).
+"""
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, select, update
+
+from perdure.contracts.canonical import sanitise_text
+from perdure.contracts.conversation import messages_of_turn
+from perdure.contracts.errors import LedgerCorruption
+from perdure.contracts.events import (
+    LedgerEvent,
+    ModelAnswered,
+    ToolCalled,
+    ToolDispatched,
+    ToolSettled,
+    TurnEnded,
+    ended_event_id,
+)
+from perdure.contracts.limits import ANSWER_IN_RESULT_BYTES_MAX, ERROR_CHARS_MAX
+from perdure.contracts.messages import Message, MessageKind, TextPart, user_message
+from perdure.contracts.model import Usage
+from perdure.contracts.tools import ResultReason, ResultStatus
+from perdure.contracts.turn import StopReason, TurnResult, TurnStatus, cut_text
+from perdure.stores.checkpoints import advance_turn_checkpoint
+from perdure.stores.clock import now
+from perdure.stores.closing import closing_outcome, open_operation_ids, record_settled
+from perdure.stores.event_log import Appender, read_turn_events
+from perdure.stores.partials import abort_all_partials
+from perdure.stores.tables import TURNS, USAGE
+from perdure.stores.transcript import write_messages
+
+
+def stored_result(turn: Row[Any]) -> TurnResult:
+    """The recorded outcome of an ended turn."""
+    answer, cut = (None, False)
+    if turn.answer is not None:
+        answer, cut = cut_text(turn.answer, ANSWER_IN_RESULT_BYTES_MAX)
+    return TurnResult(
+        turn_id=turn.turn_id,
+        status=TurnStatus(turn.status),
+        stop_reason=turn.stop_reason or "",
+        answer=answer,
+        answer_cut=cut,
+        usage=Usage(
+            input_tokens=turn.input_tokens,
+            output_tokens=turn.output_tokens,
+            cached_tokens=turn.cached_tokens,
+        ),
+        conversation_version=turn.conversation_version,
+        request_digest=turn.request_digest,
+    )
+
+
+def complete_turn(
+    tx: Connection, appender: Appender, conversation: Row[Any], turn: Row[Any], step: int
+) -> TurnResult:
+    """Commit the turn with the answer of `step`: its terminal event closes the transaction."""
+    events = [stored.event for stored in read_turn_events(tx, turn.turn_id)]
+    answer = next(
+        event for event in events if isinstance(event, ModelAnswered) and event.step == step
+    )
+    text = "".join(part.text for part in answer.parts if isinstance(part, TextPart))
+    return _write_end(
+        tx,
+        appender,
+        conversation,
+        turn,
+        messages=messages_of_turn(events),
+        status=TurnStatus.COMPLETED,
+        stop_reason=StopReason.ANSWERED,
+        answer=(step, text),
+    )
+
+
+def close_turn(
+    tx: Connection,
+    conversation: Row[Any],
+    turn: Row[Any],
+    *,
+    status: TurnStatus,
+    stop_reason: str,
+    detail: str,
+) -> TurnResult:
+    """End an open turn failed or cancelled: every open call is closed, a marker tells the next."""
+    try:
+        events = [stored.event for stored in read_turn_events(tx, turn.turn_id)]
+        appender = Appender(tx, conversation, turn.turn_id)
+    except LedgerCorruption:
+        return _end_damaged(
+            tx, conversation, turn, status=status, stop_reason=stop_reason, detail=detail
+        )
+    _close_calls(tx, appender, events, status)
+    events = [stored.event for stored in read_turn_events(tx, turn.turn_id)]
+    messages = messages_of_turn(events)
+    messages.append(user_message(_marker(events, status, stop_reason), MessageKind.MARKER))
+    return _write_end(
+        tx,
+        appender,
+        conversation,
+        turn,
+        messages=messages,
+        status=status,
+        stop_reason=stop_reason,
+        detail=detail,
+    )
+
+
+def end_unopened(
+    tx: Connection, appender: Appender, turn: Row[Any], status: TurnStatus, stop_reason: str
+) -> TurnResult:
+    """Write the terminal event of a turn that never opened: a tombstone, nothing in the transcript.
+
+    A late opening then finds it ended.
+    """
+    _append_end(appender, turn, status, stop_reason, "", None, Usage(), turn.conversation_version)
+    appender.close()
+    return _update_turn(tx, turn, status, stop_reason, "", None, Usage(), turn.conversation_version)
+
+
+def turn_usage(tx: Connection, turn_id: str) -> Usage:
+    """Tokens of all attempts, also of those that were lost or failed."""
+    row = tx.execute(
+        select(
+            func.coalesce(func.sum(USAGE.c.input_tokens), 0).label("input"),
+            func.coalesce(func.sum(USAGE.c.output_tokens), 0).label("output"),
+            func.coalesce(func.sum(USAGE.c.cached_tokens), 0).label("cached"),
+        ).where(USAGE.c.turn_id == turn_id)
+    ).one()
+    return Usage(
+        input_tokens=int(row.input), output_tokens=int(row.output), cached_tokens=int(row.cached)
+    )
+
+
+def _close_calls(
+    tx: Connection, appender: Appender, events: list[LedgerEvent], status: TurnStatus
+) -> None:
+    settled = {event.operation_id for event in events if isinstance(event, ToolSettled)}
+    dispatched = {event.operation_id for event in events if isinstance(event, ToolDispatched)}
+    reason = (
+        ResultReason.TURN_CANCELLED if status is TurnStatus.CANCELLED else ResultReason.TURN_FAILED
+    )
+    for event in events:
+        if isinstance(event, ToolCalled) and event.operation_id not in settled:
+            outcome = closing_outcome(
+                tx, event, dispatched=event.operation_id in dispatched, reason=reason
+            )
+            record_settled(tx, appender, event, outcome)
+
+
+def _marker(events: list[LedgerEvent], status: TurnStatus, stop_reason: str) -> str:
+    lines = [f"[The turn before this ended {status.value} ({stop_reason}) without an answer."]
+    lines += [
+        f"Call {event.tool}: {_effect_of(event)}."
+        for event in events
+        if isinstance(event, ToolSettled)
+    ]
+    return " ".join(lines) + "]"
+
+
+def _effect_of(event: ToolSettled) -> str:
+    match event.status:
+        case ResultStatus.OK:
+            return "took effect"
+        case ResultStatus.ERROR:
+            return "reported an error"
+        case ResultStatus.INTERRUPTED:
+            return "was interrupted and may or may not have taken effect"
+        case ResultStatus.NOT_EXECUTED | ResultStatus.REFUSED:
+            return "was not executed"
+
+
+def _write_end(
+    tx: Connection,
+    appender: Appender,
+    conversation: Row[Any],
+    turn: Row[Any],
+    *,
+    messages: list[Message],
+    status: TurnStatus,
+    stop_reason: str,
+    detail: str = "",
+    answer: tuple[int, str] | None = None,
+) -> TurnResult:
+    version, last_sequence = write_messages(tx, conversation, messages, turn.turn_id)
+    usage = turn_usage(tx, turn.turn_id)
+    detail = detail[:ERROR_CHARS_MAX]
+    step = answer[0] if answer is not None else None
+    _append_end(appender, turn, status, stop_reason, detail, step, usage, version)
+    appender.close(version=version, last_sequence=last_sequence, active_turn_id=None)
+    phase = {"phase": status.value, "stop_reason": stop_reason, "version": version}
+    advance_turn_checkpoint(tx, turn.turn_id, phase)
+    abort_all_partials(tx, turn.turn_id, status.value)
+    text = sanitise_text(answer[1]) if answer is not None else None
+    return _update_turn(tx, turn, status, stop_reason, detail, text, usage, version)
+
+
+def _end_damaged(
+    tx: Connection,
+    conversation: Row[Any],
+    turn: Row[Any],
+    *,
+    status: TurnStatus,
+    stop_reason: str,
+    detail: str,
+) -> TurnResult:
+    appender = Appender(tx, conversation, turn.turn_id, checking=False)
+    unclosed = open_operation_ids(tx, turn.turn_id)
+    usage = turn_usage(tx, turn.turn_id)
+    version = conversation.version
+    _append_end(
+        appender, turn, status, stop_reason, detail, None, usage, version, unclosed=unclosed
+    )
+    appender.close(active_turn_id=None)
+    abort_all_partials(tx, turn.turn_id, "damaged")
+    return _update_turn(tx, turn, status, stop_reason, detail, None, usage, version)
+
+
+def _append_end(
+    appender: Appender,
+    turn: Row[Any],
+    status: TurnStatus,
+    stop_reason: str,
+    detail: str,
+    answer_step: int | None,
+    usage: Usage,
+    version: int,
+    *,
+    unclosed: tuple[str, ...] = (),
+) -> None:
+    appender.append(
+        TurnEnded(
+            id=ended_event_id(turn.turn_id),
+            namespace=turn.namespace,
+            conversation_id=turn.conversation_id,
+            turn_id=turn.turn_id,
+            status=status,
+            stop_reason=stop_reason,
+            detail=detail,
+            answer_step=answer_step,
+            usage=usage,
+            conversation_version=version,
+            unclosed=unclosed,
+        )
+    )
+
+
+def _update_turn(
+    tx: Connection,
+    turn: Row[Any],
+    status: TurnStatus,
+    stop_reason: str,
+    detail: str,
+    answer: str | None,
+    usage: Usage,
+    version: int,
+) -> TurnResult:
+    tx.execute(
+        update(TURNS)
+        .where(TURNS.c.turn_id == turn.turn_id)
+        .values(
+            status=status.value,
+            stop_reason=stop_reason,
+            detail=detail,
+            answer=answer,
+            conversation_version=version,
+            ended_at=now(),
+            **usage.model_dump(),
+        )
+    )
+    row = tx.execute(select(TURNS).where(TURNS.c.turn_id == turn.turn_id)).one()
+    return stored_result(row)

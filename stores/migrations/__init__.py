@@ -1,0 +1,1 @@
+"""Alembic migrations, in the package and in the wheel; run by `stores/migrate.py` only."""

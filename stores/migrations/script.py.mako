@@ -1,0 +1,22 @@
+"""${message}.
+
+Revision ${up_revision}, after ${down_revision | comma,n}.
+"""
+
+import sqlalchemy as sa
+import sqlmodel.sql.sqltypes
+from alembic import op
+${imports if imports else ""}
+
+revision = ${repr(up_revision)}
+down_revision = ${repr(down_revision)}
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    ${upgrades if upgrades else "raise AssertionError('an empty migration')"}
+
+
+def downgrade() -> None:
+    raise AssertionError("migrations only go forward; restore a backup instead")

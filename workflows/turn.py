@@ -1,0 +1,236 @@
+"""`AgentTurn`: one agent turn as one workflow. It waits, calls and carries one state object.
+
+What comes next is decided in `_decide`; what happened is in the ledger. No code of a user runs here
+and no transcript passes through (promise P9).
+"""
+
+import asyncio
+from typing import Any, Final
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError, is_cancelled_exception
+
+from perdure.contracts.calls import (
+    CALL_MODEL,
+    END,
+    FOLLOW_TURN,
+    SETTLE,
+    CallModel,
+    CallRef,
+    CallReply,
+    CallTool,
+    EndReply,
+    EndTurn,
+    FollowReply,
+    FollowTurn,
+    Opening,
+    Settle,
+    StepReply,
+    reconcile_contract,
+    tool_contract,
+)
+from perdure.contracts.errors import InvalidRequest
+from perdure.contracts.limits import CONTINUE_AS_NEW_BYTES, CONTINUE_AS_NEW_EVENTS
+from perdure.contracts.messages import Message, Role
+from perdure.contracts.timing import START_TO_CLOSE_MARGIN_S, current_timing
+from perdure.contracts.turn import StopReason, TurnStatus, parse_turn_request
+from perdure.workflows import _decide as decide
+from perdure.workflows._call import LOST, attempt
+from perdure.workflows._decide import CallPhase, CallState, Ending, Phase, Problem, TurnState
+
+_ENDED: Final = (Phase.DONE, Phase.REFUSED)
+
+
+@workflow.defn(name="AgentTurn")
+class AgentTurn:
+    """Input: the JSON object of `TurnRequest`. Result: the JSON object of `TurnResult`."""
+
+    def __init__(self) -> None:
+        self._cancel_requested = False
+
+    @workflow.run
+    async def run(self, *inputs: Any) -> dict[str, Any]:
+        """Run the turn to its recorded end.
+
+        Fails with the stop reason as type where the turn failed, with the code of an
+        `InvalidRequest` where the input is refused; the failure's details hold the result.
+        """
+        state = self._state(inputs)
+        while state.phase not in _ENDED:
+            workflow.set_current_details(f"step {state.step}: {state.phase}")
+            self._continue_as_new_if_long(state)
+            try:
+                state = await self._advance(state)
+            except BaseException as error:
+                # Only a cancellation is ours to decide on; everything else is a bug and parks.
+                if not is_cancelled_exception(error):
+                    raise
+                self._cancel_requested = True
+                state = decide.after_cancel(state)
+        return self._outcome(state)
+
+    def _state(self, inputs: tuple[Any, ...]) -> TurnState:
+        info = workflow.info()
+        try:
+            if len(inputs) == 2 and info.continued_run_id is not None:
+                return TurnState.model_validate(inputs[1])
+            if len(inputs) != 1:
+                raise InvalidRequest(
+                    f"the workflow takes one JSON object, not {len(inputs)} arguments"
+                )
+            request = parse_turn_request(inputs[0])
+        except InvalidRequest as error:
+            raise ApplicationError(str(error), type=error.code, non_retryable=True) from None
+        return decide.begin(request, info.first_execution_run_id)
+
+    async def _advance(self, state: TurnState) -> TurnState:
+        match state.phase:
+            case Phase.MODEL:
+                return decide.after_model(state, await self._call_model(state))
+            case Phase.TOOLS:
+                return decide.after_tools(state, await self._run_calls(state))
+            case Phase.FOLLOW:
+                return decide.after_follow(state, await self._follow(state), _reopening(state))
+            case Phase.END:
+                return decide.after_end(state, await _to_its_end(self._end(state)))
+            case Phase.DONE | Phase.REFUSED:
+                raise AssertionError(f"nothing follows {state.phase}")
+
+    async def _call_model(self, state: TurnState) -> StepReply | Problem:
+        value = CallModel(turn=state.turn, step=state.step, opening=state.opening)
+        reply = await attempt(CALL_MODEL, value, summary=f"model · step {state.step}")
+        if isinstance(reply, Problem) and reply.code == LOST:
+            return reply.model_copy(update={"code": StopReason.MODEL_LOST.value})
+        return reply
+
+    async def _run_calls(self, state: TurnState) -> list[CallReply]:
+        tasks = [asyncio.create_task(self._run_call(state, call)) for call in state.calls]
+        if not tasks:
+            return []
+        try:
+            return list(await asyncio.gather(*tasks))
+        except BaseException as error:
+            if not is_cancelled_exception(error):
+                raise
+            # Tools get a short while to end; what comes later is a late result.
+            for task in tasks:
+                task.cancel()
+            grace_s = current_timing().cancel_grace_s
+            await _to_its_end(workflow.wait(tasks, timeout=grace_s))
+            raise
+
+    async def _run_call(self, state: TurnState, call: CallRef) -> CallReply:
+        current = CallState(call=call)
+        while current.phase is not CallPhase.DONE:
+            if current.delay_s:
+                await workflow.sleep(current.delay_s)
+            current = decide.after_call(current, await self._call_once(state, current))
+        assert current.reply is not None
+        return current.reply
+
+    async def _call_once(self, state: TurnState, current: CallState) -> CallReply | Problem:
+        call = current.call
+        value = CallTool(turn=state.turn, step=state.step, index=call.index)
+        about = f"{call.tool} · {call.safety}"
+        match current.phase:
+            case CallPhase.RUN:
+                contract = tool_contract(state.agent, call.tool, call.safety)
+                summary = f"{about} · {call.preview}" if call.preview else about
+            case CallPhase.RECONCILE:
+                contract = reconcile_contract(state.agent, call.tool)
+                summary = f"{about} · what became of it?"
+            case CallPhase.SETTLE:
+                settle = Settle(turn=state.turn, step=state.step, index=call.index)
+                return await attempt(SETTLE, settle, summary=f"{about} · settle")
+            case CallPhase.DONE:
+                raise AssertionError("a settled call is not run again")
+        return await attempt(
+            contract,
+            value,
+            summary=summary,
+            start_to_close_s=call.timeout_s + START_TO_CLOSE_MARGIN_S,
+            waits_for_cancel=True,
+        )
+
+    async def _follow(self, state: TurnState) -> FollowReply:
+        run_id = workflow.info().first_execution_run_id
+        reply = await attempt(
+            FOLLOW_TURN,
+            FollowTurn(turn=state.turn, run_id=run_id),
+            summary="another workflow runs this turn",
+        )
+        # Retried for ever: a problem is a failure that no retry can mend.
+        return reply if isinstance(reply, FollowReply) else _parked(reply)
+
+    async def _end(self, state: TurnState) -> EndReply:
+        ending = state.ending or Ending(status=TurnStatus.FAILED, stop_reason="unknown")
+        value = EndTurn(
+            turn=state.turn,
+            run_id=workflow.info().first_execution_run_id,
+            status=ending.status,
+            stop_reason=ending.stop_reason,
+            detail=ending.detail,
+            opening=state.opening,
+        )
+        reply = await attempt(END, value, summary=f"end · {ending.stop_reason}")
+        return reply if isinstance(reply, EndReply) else _parked(reply)
+
+    def _continue_as_new_if_long(self, state: TurnState) -> None:
+        info = workflow.info()
+        long = (
+            info.get_current_history_length() >= CONTINUE_AS_NEW_EVENTS
+            or info.get_current_history_size() >= CONTINUE_AS_NEW_BYTES
+        )
+        # Only between steps: nothing is open then, and the message need not travel again.
+        if long and state.phase is Phase.MODEL and state.opening is None:
+            encoded = state.model_dump(mode="json", exclude_defaults=True)
+            workflow.continue_as_new(args=[None, encoded])
+
+    def _outcome(self, state: TurnState) -> dict[str, Any]:
+        result = state.result
+        if result is None:
+            if state.ending is None:
+                # A cancelled follower: the turn itself goes on elsewhere.
+                raise asyncio.CancelledError
+            raise ApplicationError(
+                state.ending.detail, type=state.ending.stop_reason, non_retryable=True
+            )
+        encoded = result.model_dump(mode="json", exclude_none=True)
+        if result.status is TurnStatus.COMPLETED:
+            return encoded
+        if result.status is TurnStatus.CANCELLED and self._cancel_requested:
+            raise asyncio.CancelledError
+        raise ApplicationError(
+            f"the turn ended {result.status.value}: {result.stop_reason}",
+            encoded,
+            type=result.stop_reason,
+            non_retryable=True,
+        )
+
+
+def _reopening(state: TurnState) -> Opening:
+    if state.opening is not None:
+        return state.opening
+    # The turn is known to be open, so its message is in the ledger and need not be sent again.
+    return Opening(
+        agent=state.agent,
+        message=Message(role=Role.USER),
+        request_digest=state.request_digest,
+        run_id=workflow.info().first_execution_run_id,
+    )
+
+
+def _parked(problem: Problem) -> Any:
+    raise AssertionError(f"an activity that is retried for ever ended: {problem.code}")
+
+
+async def _to_its_end(work: Any) -> Any:
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # A second cancellation does not stop what ends the turn.
+            if task.cancelled():
+                raise
+    return task.result()
