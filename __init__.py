@@ -7,10 +7,20 @@ loads neither an SQL library nor a worker.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perdure.agents import Agent, App, ReplaySafety, ToolContext, tool
+    from perdure.agents import NOT_EXECUTED, UNKNOWN, Agent, App, ReplaySafety, ToolContext, tool
     from perdure.contracts import errors
 
-__all__ = ["Agent", "App", "ReplaySafety", "ToolContext", "__version__", "errors", "tool"]
+__all__ = [
+    "NOT_EXECUTED",
+    "UNKNOWN",
+    "Agent",
+    "App",
+    "ReplaySafety",
+    "ToolContext",
+    "__version__",
+    "errors",
+    "tool",
+]
 
 __version__ = "0.1.0"
 

@@ -36,7 +36,6 @@ from perdure.contracts.failpoints import failpoint
 from perdure.contracts.messages import Message
 from perdure.contracts.model import ModelRequest, ModelResponse
 from perdure.contracts.safety import MODEL_ERROR_TRIES, backoff_s
-from perdure.contracts.timing import current_timing
 from perdure.contracts.tools import ToolSpec
 from perdure.stores.commands import (
     CommitAnswer,
@@ -104,11 +103,15 @@ class ModelStep:
 
     async def _prepare(self, agent: Agent, selected: tuple[str, ...] | None) -> StepState:
         specs = [spec.model_dump(mode="json") for spec in agent.specs(selected)]
+        opening = self._call.opening
+        if opening is not None:
+            digest = opening.digest_for(self._ref)
+            opening = opening.model_copy(update={"request_digest": digest})
         command = PrepareStep(
             turn=self._ref,
             step=self._call.step,
-            owner=current_owner(self._call.opening.run_id) if self._call.opening else None,
-            opening=self._call.opening,
+            owner=current_owner(opening.run_id) if opening is not None else None,
+            opening=opening,
             model=agent.model_name,
             parameters_json=canonical_json(dict(agent.model_parameters)),
             instructions=agent.instructions,
@@ -248,12 +251,11 @@ class ModelStep:
 
     def _call_ref(self, called: ToolCalled, agent: Agent) -> CallRef:
         tool = agent.tool(called.tool)
-        timeout_s = tool.timeout_s if tool is not None else None
         return CallRef(
             index=called.index,
             tool=called.tool,
             safety=called.safety,
-            timeout_s=current_timing().tool_timeout_s if timeout_s is None else timeout_s,
+            timeout_s=tool.timeout_s if tool is not None else None,
             preview=self._engine.preview(canonical_json(called.arguments)),
         )
 

@@ -64,9 +64,7 @@ def _tool_activities(engine: Engine, agent: Agent, tool: Tool) -> list[tuple[str
     async def reconcile(value: Any) -> dict[str, Any]:
         return (await Gate(engine, CallTool.model_validate(value), tool).reconcile()).encode()
 
-    found: list[tuple[str, Run]] = [
-        (tool_contract(agent.name, tool.name, tool.replay).name, run)
-    ]
+    found: list[tuple[str, Run]] = [(tool_contract(agent.name, tool.name, tool.replay).name, run)]
     if tool.replay is ReplaySafety.RECONCILED:
         found.append((reconcile_contract(agent.name, tool.name).name, reconcile))
     return found

@@ -39,13 +39,17 @@ async def follow_turn(engine: Engine, follow: FollowTurn) -> FollowReply:
 async def end(engine: Engine, command: EndTurn) -> EndReply:
     """End the turn, or return the outcome that came first; None if another owner acts."""
     engine.ledger.require(command.turn)
+    opening = command.opening
+    if opening is not None:
+        digest = opening.digest_for(command.turn)
+        opening = opening.model_copy(update={"request_digest": digest})
     finish = FinishTurn(
         turn=command.turn,
         owner=current_owner(command.run_id),
         status=command.status,
         stop_reason=command.stop_reason,
         detail=command.detail,
-        opening=command.opening,
+        opening=opening,
     )
     with engine.pulse.beating("end", activity.heartbeat):
         result = await engine.ledger.run_to_its_end(end_turn, finish)

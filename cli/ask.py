@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from perdure.cli.configuration import load_settings
 from perdure.cli.reading import missing_file, open_reader, shown_url
-from perdure.cli.render import FollowPrinter, make_console, print_result
+from perdure.cli.render import FollowPrinter, clean, make_console, print_result
 from perdure.client import TurnHandle, follow, start
 from perdure.contracts.turn import TurnRequest, TurnResult, TurnStatus, parse_turn_request
 
@@ -58,46 +58,46 @@ async def run_ask(
 
     request = question.request()
     settings = load_settings(store=store, task_queue=task_queue)
-    handle = await start(await connect(), request, task_queue=settings.task_queue)
-    try:
-        if as_json:
-            result = await handle.wait()
-            print(result.model_dump_json())
-        else:
-            result = await _follow_and_wait(handle, settings)
-            print_result(make_console(), result, request)
-    except asyncio.CancelledError:
-        _note(f"the turn goes on: perdure turn show {handle.turn_id}")
-        raise
+    # The ledger comes first: what is wrong with it is said before anything is started.
+    with _reader(None if as_json else settings.store_url) as reader:
+        handle = await start(await connect(), request, task_queue=settings.task_queue)
+        try:
+            if as_json:
+                result = await handle.wait()
+                print(result.model_dump_json())
+            else:
+                result = await _follow_and_wait(handle, reader, settings)
+                print_result(make_console(), result, request)
+        except asyncio.CancelledError:
+            _note(f"the turn goes on: perdure turn show {handle.turn_id}")
+            raise
     return 0 if result.status is TurnStatus.COMPLETED else 1
 
 
-async def _follow_and_wait(handle: TurnHandle, settings: "Settings") -> TurnResult:
+async def _follow_and_wait(
+    handle: TurnHandle, reader: "Reader | None", settings: "Settings"
+) -> TurnResult:
     waiting = asyncio.ensure_future(handle.wait())
     hinting = asyncio.ensure_future(_hint_at_missing_worker(handle, settings.task_queue))
     printer = FollowPrinter(make_console())
+    following = asyncio.ensure_future(_print_all(printer, reader, handle))
     try:
-        with _reader(settings.store_url) as reader:
-            following = asyncio.ensure_future(_print_all(printer, reader, handle))
-            try:
-                # What refuses a turn writes nothing that could be followed.
-                await asyncio.wait((waiting, following), return_when=asyncio.FIRST_COMPLETED)
-                result = await waiting
-                await asyncio.wait((following,), timeout=_LAST_TEXT_S)
-            finally:
-                following.cancel()
-                await asyncio.wait((following,))
+        # What refuses a turn writes nothing that could be followed.
+        await asyncio.wait((waiting, following), return_when=asyncio.FIRST_COMPLETED)
+        result = await waiting
+        await asyncio.wait((following,), timeout=_LAST_TEXT_S)
         printer.finish()
         _explain_silence(printer, following, result, settings)
         return result
     finally:
-        waiting.cancel()
-        hinting.cancel()
+        for task in (waiting, hinting, following):
+            task.cancel()
+        await asyncio.wait((waiting, hinting, following))
 
 
 @contextlib.contextmanager
-def _reader(url: str) -> "Generator[Reader | None, None, None]":
-    if missing_file(url) is None:
+def _reader(url: str | None) -> "Generator[Reader | None, None, None]":
+    if url is not None and missing_file(url) is None:
         with open_reader(url) as reader:
             yield reader
     else:
@@ -116,16 +116,15 @@ def _explain_silence(
     result: TurnResult,
     settings: "Settings",
 ) -> None:
-    if not following.cancelled():
-        # A ledger that cannot be read is the reader's own error.
-        following.result()
-    if not printer.ended:
+    if following.done() and (error := following.exception()) is not None:
+        _note(f"the turn could not be followed: {error}")
+    elif not printer.ended:
         _note(
             f"the ledger {shown_url(settings.store_url)} does not have this turn; name the worker's"
             " own with --store or PERDURE_STORE_URL"
         )
-        if result.answer:
-            print(result.answer)
+    if not printer.ended and result.answer:
+        print(clean(result.answer))
 
 
 async def _hint_at_missing_worker(handle: TurnHandle, task_queue: str) -> None:

@@ -22,6 +22,7 @@ from perdure.cli.demo_stage import AGENT, TASK_QUEUE, Stage
 from perdure.cli.render_demo import print_scene, print_where_to_look
 from perdure.cli.stopping import stop_on_signals
 from perdure.client import start
+from perdure.contracts.errors import SetupError
 from perdure.contracts.turn import TurnRequest, parse_turn_request
 from perdure.stores import open_store
 from perdure.stores.queries import Reader
@@ -42,6 +43,8 @@ async def run_demo(folder: Path | None, *, stay: bool) -> int:
     """Play every scene. Returns 0 if all promises held, 1 if not, 130 if it was stopped."""
     folder = folder or Path("perdure-data") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
     stage = Stage(folder.resolve())
+    if stage.ledger.exists():
+        raise SetupError(f"{folder} holds a demo that was played; name another folder")
     console = Console(highlight=False, soft_wrap=True)
     with stop_on_signals() as stop:
         # What is opened is closed here, so that a signal cancels the play and not its cleaning up.
@@ -49,7 +52,7 @@ async def run_demo(folder: Path | None, *, stay: bool) -> int:
             failed = await _unless_stopped(stop, _play(stage, console, exits))
             if failed is None:
                 return _EXIT_STOPPED
-            print_where_to_look(console, stage, SCENES[-1].turn_id, staying=stay)
+            print_where_to_look(console, stage, staying=stay)
             if stay:
                 await stop.wait()
     return 1 if failed else 0
@@ -80,8 +83,13 @@ async def _play(stage: Stage, console: Console, exits: AsyncExitStack) -> int:
     for number, scene in enumerate(SCENES, 1):
         # The successor finishes this scene, and is set to be held in the next one.
         next_hold = SCENES[number].point if number < len(SCENES) else ""
-        async with asyncio.timeout(SCENE_TIMEOUT_S):
-            checks = await _play_scene(number, scene, next_hold, tools)
+        try:
+            async with asyncio.timeout(SCENE_TIMEOUT_S):
+                checks = await _play_scene(number, scene, next_hold, tools)
+        except TimeoutError:
+            console.print(f"[bold red]{scene.title}: no end within {SCENE_TIMEOUT_S:.0f} s[/]")
+            console.print(f"Its turn is {scene.turn_id}; the logs are in {stage.folder}\n")
+            return failed + 1
         failed += sum(not check.held for check in checks)
     verdict = "Every promise held" if not failed else f"{failed} promises did NOT hold"
     console.print(f"[bold]{verdict}[/bold] ({time.monotonic() - began:.0f} s).\n")

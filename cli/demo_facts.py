@@ -13,13 +13,7 @@ from temporalio.client import Client, WorkflowHistory
 from temporalio.worker import Replayer
 
 from perdure.cli.demo_scenes import Facts, Scene
-from perdure.contracts.events import (
-    LedgerEvent,
-    ModelAnswered,
-    RecoveryDecided,
-    ToolSettled,
-    TurnEnded,
-)
+from perdure.contracts.events import RecoveryDecided, ToolSettled, TurnEnded
 from perdure.contracts.ids import derive_operation_id
 from perdure.contracts.turn import TurnResult
 from perdure.stores.queries import Reader
@@ -36,6 +30,7 @@ async def gather_facts(
     scene: Scene, result: TurnResult, reader: Reader, desk: Path, client: Client
 ) -> Facts:
     """Everything the scene's checks need."""
+    details = reader.details(scene.turn_id)
     events = [recorded.event for recorded in reader.turn_events(scene.turn_id)]
     results = [event for event in events if isinstance(event, ToolSettled)]
     ends = [event for event in events if isinstance(event, TurnEnded)]
@@ -52,7 +47,7 @@ async def gather_facts(
         recoveries=tuple(
             event.decision.value for event in events if isinstance(event, RecoveryDecided)
         ),
-        model_answers=_count(events, ModelAnswered),
+        model_calls=0 if details is None else len(details.model_attempts),
         terminal_events=len(ends),
         terminal_is_last=bool(events) and isinstance(events[-1], TurnEnded),
         history_events=len(history.events),
@@ -60,10 +55,6 @@ async def gather_facts(
         activities=_activities(history),
         replays=await _replays(history),
     )
-
-
-def _count(events: list[LedgerEvent], kind: type[LedgerEvent]) -> int:
-    return sum(isinstance(event, kind) for event in events)
 
 
 def _start_pids(desk: Path, operation_id: str) -> tuple[int, ...]:

@@ -63,7 +63,7 @@ class Facts:
     told_text: str
     generations: int
     recoveries: tuple[str, ...]
-    model_answers: int
+    model_calls: int
     terminal_events: int
     terminal_is_last: bool
     history_events: int
@@ -144,17 +144,21 @@ SCENES: Final = (
 )
 
 
+def times(count: int) -> str:
+    """How often, in words."""
+    return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
 def check_scene(scene: Scene, facts: Facts, killed_pid: int) -> tuple[Check, ...]:
     """Every promise of the scene, held or not."""
-    count = "once" if scene.starts == 1 else f"{scene.starts} times"
     checks = [
         Check("the killed worker had begun the effect", facts.start_pids[:1] == (killed_pid,)),
-        Check(f"the effect was begun {count}", len(facts.start_pids) == scene.starts),
+        Check(f"the effect was begun {times(scene.starts)}", len(facts.start_pids) == scene.starts),
         Check(
             f"the call has one result, {scene.told.value}",
             (facts.results, facts.told) == (1, scene.told),
         ),
-        Check("the model was asked twice and no answer was bought again", facts.model_answers == 2),
+        Check("the model was asked twice and no answer was bought again", facts.model_calls == 2),
         Check(
             "the turn completed, with one terminal event, its last",
             facts.status is TurnStatus.COMPLETED
@@ -164,6 +168,7 @@ def check_scene(scene: Scene, facts: Facts, killed_pid: int) -> tuple[Check, ...
         Check("the workflow's history replays", facts.replays),
     ]
     if scene.lasting is not None:
-        times = "once" if scene.lasting == 1 else f"{scene.lasting} times"
-        checks.insert(2, Check(f"it happened {times}", facts.lasting == scene.lasting))
+        checks.insert(
+            2, Check(f"it happened {times(scene.lasting)}", facts.lasting == scene.lasting)
+        )
     return tuple(checks)

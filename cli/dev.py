@@ -43,6 +43,7 @@ async def run_dev(options: DevOptions) -> None:
     app = load_app(options.app)
     settings = load_settings(store=options.db, task_queue=options.task_queue)
     logging.basicConfig(level=settings.log_level, format=LOG_FORMAT)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     log = options.temporal_db.with_suffix(".log")
     server = DevServer(
         port=options.temporal_port,

@@ -1,12 +1,14 @@
 """How `perdure demo` tells a scene, and where it sends its reader afterwards."""
 
 from pathlib import Path
+from urllib.parse import quote
 
 from rich.console import Console
 from rich.text import Text
 
-from perdure.cli.demo_scenes import Check, Facts, Scene
+from perdure.cli.demo_scenes import SCENES, Check, Facts, Scene, times
 from perdure.cli.demo_stage import APP, Stage
+from perdure.cli.dev_server import HOST, UI_PORT_DEFAULT
 from perdure.cli.render import short
 
 _SQL = (
@@ -27,9 +29,10 @@ def print_scene(
         ("promise", scene.promise),
         ("attempts", _attempts(facts)),
         ("effects", _effects(facts)),
-        ("told", f"{facts.told.value if facts.told else 'nothing'}: {facts.told_text}"),
+        ("told", _told(facts)),
         ("answer", facts.answer),
-        ("history", f"{facts.history_events} events, {facts.history_bytes} bytes: {_acts(facts)}"),
+        ("history", f"{facts.history_events} events, {facts.history_bytes} bytes"),
+        ("", " → ".join(facts.activities)),
     ]
     for name, text in lines:
         console.print(Text.assemble((f"     {name:<9}", "dim"), short(text)))
@@ -39,15 +42,17 @@ def print_scene(
     console.print()
 
 
-def print_where_to_look(console: Console, stage: Stage, turn_id: str, *, staying: bool) -> None:
+def print_where_to_look(console: Console, stage: Stage, *, staying: bool) -> None:
     """The UI, the commands and the SQL that show the same."""
-    ledger = _relative(stage.ledger)
+    ledger, turn_id = _relative(stage.ledger), SCENES[-1].turn_id
     console.print(Text("Where to look", "bold"))
-    if staying:
-        console.print(Text(f"  the Temporal UI   {stage.server.ui_url} (until Ctrl-C)"))
-    else:
+    url = stage.server.ui_url
+    if not staying:
         databases = f"--db {ledger} --temporal-db {_relative(stage.folder / 'temporal.db')}"
-        console.print(Text(f"  the Temporal UI   perdure dev {APP} {databases}"))
+        console.print(Text(f"  start it again    perdure dev {APP} {databases}"))
+        url = f"http://{HOST}:{UI_PORT_DEFAULT}"
+    workflow = quote(SCENES[-1].workflow_id, safe="")
+    console.print(Text(f"  the Temporal UI   {url}/namespaces/default/workflows/{workflow}"))
     console.print(Text(f"  one turn          perdure turn show {turn_id} --store {ledger}"))
     console.print(Text(f"  the ledger        sqlite3 {ledger}"))
     for query in _SQL:
@@ -58,17 +63,20 @@ def print_where_to_look(console: Console, stage: Stage, turn_id: str, *, staying
 
 def _attempts(facts: Facts) -> str:
     recovered = f", recovery: {', '.join(facts.recoveries)}" if facts.recoveries else ""
-    return f"{facts.generations} allowed by the ledger{recovered}"
+    return f"the ledger allowed {facts.generations}{recovered}"
 
 
 def _effects(facts: Facts) -> str:
     pids = ", ".join(str(pid) for pid in facts.start_pids)
-    lasting = "" if facts.lasting is None else f"; in the world: {facts.lasting}"
-    return f"begun {len(facts.start_pids)} times (in process {pids}){lasting}"
+    lasting = "" if facts.lasting is None else f"; in the world {times(facts.lasting)}"
+    return f"begun {times(len(facts.start_pids))} (in process {pids}){lasting}"
 
 
-def _acts(facts: Facts) -> str:
-    return ", ".join(facts.activities)
+def _told(facts: Facts) -> str:
+    status = "nothing" if facts.told is None else facts.told.value
+    if facts.told_text.startswith(status):
+        return facts.told_text
+    return f"{status}: {facts.told_text}"
 
 
 def _relative(path: Path) -> Path:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, field_serializer
+from pydantic import BaseModel, ConfigDict, field_serializer, field_validator
 
 from perdure.contracts.ids import (
     TurnKey,
@@ -26,10 +26,12 @@ from perdure.contracts.ids import (
     reconcile_activity_type,
     tool_activity_type,
 )
-from perdure.contracts.messages import Message
+from perdure.contracts.messages import Message, user_message
 from perdure.contracts.safety import FOR_EVER, REPEATED, ReplaySafety, RetryPlan, retry_plan
 from perdure.contracts.tools import ResultReason
-from perdure.contracts.turn import TurnLimits, TurnResult, TurnStatus
+from perdure.contracts.turn import TurnLimits, TurnRequest, TurnResult, TurnStatus
+
+_KEY: Final = frozenset(TurnKey.model_fields)
 
 
 class WireModel(BaseModel):
@@ -59,20 +61,39 @@ class Owner(WireModel):
 
 
 class Opening(WireModel):
-    """What the first model step opens the turn with. `take_over` names the epoch it succeeds."""
+    """What the first model step opens the turn with.
+
+    `take_over` names the epoch it succeeds; `request_digest` is left to the ledger's side where
+    the content is here to compute it from. A message of plain text travels as a string.
+    """
 
     agent: str
     message: Message
-    request_digest: str
+    request_digest: str = ""
     tools: tuple[str, ...] | None = None
     limits: TurnLimits = TurnLimits()
     run_id: str
     take_over: int | None = None
 
     @field_serializer("message")
-    def _encode_message(self, message: Message) -> dict[str, Any]:
+    def _encode_message(self, message: Message) -> dict[str, Any] | str:
+        if message == user_message(message.text):
+            return message.text
         # A part is told by its `type`, which is a default and would be left out.
         return message.model_dump(mode="json")
+
+    @field_validator("message", mode="before")
+    @classmethod
+    def _decode_message(cls, value: Any) -> Any:
+        return user_message(value) if isinstance(value, str) else value
+
+    def digest_for(self, key: TurnKey) -> str:
+        """The request's digest."""
+        if self.request_digest:
+            return self.request_digest
+        content = self.model_dump(include={"agent", "tools", "limits"})
+        request = TurnRequest(message=self.message, **content, **key.model_dump(include=_KEY))
+        return request.digest
 
 
 class CallModel(WireModel):
@@ -97,7 +118,7 @@ class CallRef(WireModel):
     index: int
     tool: str
     safety: ReplaySafety
-    timeout_s: float
+    timeout_s: float | None = None
     preview: str = ""
 
     def operation_id(self, turn_id: str, step: int) -> str:

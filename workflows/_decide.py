@@ -101,15 +101,12 @@ def begin(request: TurnRequest, run_id: str) -> TurnState:
     opening = Opening(
         agent=request.agent,
         message=request.message,
-        request_digest=request.digest,
         tools=request.tools,
         limits=request.limits,
         run_id=run_id,
     )
     ref = TurnRef(**request.key.model_dump())
-    return TurnState(
-        turn=ref, agent=request.agent, request_digest=opening.request_digest, opening=opening
-    )
+    return TurnState(turn=ref, agent=request.agent, request_digest=request.digest, opening=opening)
 
 
 def after_model(state: TurnState, happened: StepReply | Problem) -> TurnState:

@@ -144,11 +144,12 @@ class AgentTurn:
                 return await attempt(SETTLE, settle, summary=f"{about} · settle")
             case CallPhase.DONE:
                 raise AssertionError("a settled call is not run again")
+        timeout_s = current_timing().tool_timeout_s if call.timeout_s is None else call.timeout_s
         return await attempt(
             contract,
             value,
             summary=summary,
-            start_to_close_s=call.timeout_s + START_TO_CLOSE_MARGIN_S,
+            start_to_close_s=timeout_s + START_TO_CLOSE_MARGIN_S,
             waits_for_cancel=True,
         )
 

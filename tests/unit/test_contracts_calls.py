@@ -103,7 +103,7 @@ def test_every_value_of_the_contracts_has_an_example() -> None:
         and item.__module__ == calls.__name__
     }
     # Both are inside others: the base of all, and the turn.
-    inside = {item for item in named if item.__name__ in ("_Wire", "TurnRef")}
+    inside = {item for item in named if item.__name__ in ("WireModel", "TurnRef")}
 
     assert {type(value) for value in WIRE} | {CallRef} == named - inside
 

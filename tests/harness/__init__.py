@@ -1,0 +1,1 @@
+"""What tests share: worker processes that can be killed, and the app they run."""
