@@ -7,17 +7,18 @@ is a whole worker on it, the same as `perdure worker`. Nothing else constructs t
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from temporalio.client import Client
 from temporalio.plugin import SimplePlugin
-from temporalio.worker import PollerBehaviorAutoscaling, Worker, WorkerConfig
-from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+from temporalio.worker import PollerBehaviorAutoscaling, Worker, WorkerConfig, WorkflowRunner
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from perdure.activities.engine import Engine
 from perdure.activities.registry import activities_of
@@ -30,16 +31,27 @@ from perdure.workflows import AgentTurn
 
 logger = logging.getLogger("perdure.worker")
 
+PASSED_THROUGH = (
+    "perdure.contracts",
+    "pydantic",
+    "pydantic_core",
+    "annotated_types",
+    "typing_inspection",
+)
 STICKY_TIMEOUT_S = 2.0
 HEARTBEAT_THROTTLE_S = 1.0
 
 
-def workflow_runner() -> SandboxedWorkflowRunner:
-    """The sandbox that runs our workflows: the vocabulary passes through, nothing else does."""
-    restrictions = SandboxRestrictions.default.with_passthrough_modules(
-        "perdure.contracts", "pydantic", "pydantic_core", "annotated_types", "typing_inspection"
-    )
-    return SandboxedWorkflowRunner(restrictions=restrictions)
+def workflow_runner(hosts: WorkflowRunner | None = None) -> WorkflowRunner:
+    """The runner of our workflows: the hosting worker's, through which our vocabulary passes.
+
+    Re-importing the contracts for every workflow would cost six times the worker's time.
+    """
+    if hosts is not None and not isinstance(hosts, SandboxedWorkflowRunner):
+        return hosts
+    runner = hosts if hosts is not None else SandboxedWorkflowRunner()
+    restrictions = runner.restrictions.with_passthrough_modules(*PASSED_THROUGH)
+    return dataclasses.replace(runner, restrictions=restrictions)
 
 
 class PerdurePlugin(SimplePlugin):
@@ -56,8 +68,11 @@ class PerdurePlugin(SimplePlugin):
         self._app = app
         self._settings = settings if settings is not None else Settings()
         self._store = store
+        self._owned: Store | None = None
         self._engine: Engine | None = None
-        super().__init__("perdure.PerdurePlugin", workflows=[AgentTurn], run_context=self._running)
+        super().__init__(  # pyright: ignore[reportUnknownMemberType] -- the SDK's own callables
+            "perdure.PerdurePlugin", workflows=[AgentTurn], run_context=self._running
+        )
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
         """Add workflow, activities and settings; opens the store if it is a URL."""
@@ -66,21 +81,19 @@ class PerdurePlugin(SimplePlugin):
         if not isinstance(store, Store):
             store = open_store(store if store is not None else self._settings.store_url)
             self._owned = store
-        client: Client = config["client"]  # pyright: ignore[reportTypedDictNotRequiredAccess] -- a worker always has one
+        settled = cast("dict[str, Any]", super().configure_worker(config))
         self._engine = Engine(
             self._app,
             store,
-            client,
+            settled["client"],
             previews=self._settings.previews,
             grace_s=self._settings.grace_s,
         )
-        config = super().configure_worker(config)
-        config["activities"] = [*config.get("activities", []), *activities_of(self._engine)]
-        config["workflow_runner"] = workflow_runner()
-        config.update(_timing_of(self._settings))
-        return config
-
-    _owned: Store | None = None
+        hosted = list(settled.get("activities") or [])
+        settled["activities"] = [*hosted, *activities_of(self._engine)]
+        settled["workflow_runner"] = workflow_runner(settled.get("workflow_runner"))
+        settled.update(_timing_of(self._settings))
+        return cast("WorkerConfig", settled)
 
     @contextlib.asynccontextmanager
     async def _running(self) -> AsyncGenerator[None]:

@@ -10,11 +10,9 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection
-
 from perdure.contracts.calls import TurnRef
 from perdure.contracts.errors import StoreUnavailable
-from perdure.stores.engine import Store
+from perdure.stores.engine import Connection, Store
 from perdure.stores.ledger import check_store
 
 logger = logging.getLogger("perdure.activities")

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 from perdure.cli.configuration import load_settings
 from perdure.cli.reading import missing_file, open_reader, shown_url
-from perdure.cli.render import FollowPrinter, clean, make_console, print_result
+from perdure.cli.render import clean, make_console, print_result
+from perdure.cli.render_follow import FollowPrinter
 from perdure.client import TurnHandle, follow, start
+from perdure.contracts.events import UserMessageRecorded
 from perdure.contracts.turn import TurnRequest, TurnResult, TurnStatus, parse_turn_request
 
 if TYPE_CHECKING:
@@ -107,6 +109,11 @@ def _reader(url: str | None) -> "Generator[Reader | None, None, None]":
 async def _print_all(printer: FollowPrinter, reader: "Reader | None", handle: TurnHandle) -> None:
     if reader is not None:
         async for item in follow(reader, handle.key):
+            if isinstance(item, UserMessageRecorded) and (
+                item.request_digest != handle.request_digest
+            ):
+                # Another request had this id before: its answer is not the one asked for.
+                return
             printer.show(item)
 
 

@@ -4,9 +4,7 @@ For development on one machine. It must not decide anything about turns.
 """
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -52,36 +50,25 @@ async def run_dev(options: DevOptions) -> None:
         log=log,
     )
     with stop_on_signals() as stop:
-        async with server, _lost_server_stops(server, stop) as lost:
+        async with server:
             # Not by the environment: its profile may name a cloud and the credentials for it.
             client = await Client.connect(server.address)
-            await run_worker(
-                app,
-                settings,
-                client=client,
-                stop=stop,
-                on_ready=lambda: _print_addresses(server, settings, app, options),
+            working = asyncio.ensure_future(
+                run_worker(
+                    app,
+                    settings,
+                    client=client,
+                    stop=stop,
+                    on_ready=lambda: _print_addresses(server, settings, app, options),
+                )
             )
-        if lost.is_set():
-            raise ServerUnreachable(f"the Temporal server ended by itself; see {log}")
-
-
-@contextlib.asynccontextmanager
-async def _lost_server_stops(
-    server: DevServer, stop: asyncio.Event
-) -> AsyncGenerator[asyncio.Event, None]:
-    lost = asyncio.Event()
-
-    async def watch() -> None:
-        await server.wait()
-        lost.set()
-        stop.set()
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield lost
-    finally:
-        watching.cancel()
+            lost = asyncio.ensure_future(server.wait())
+            await asyncio.wait((working, lost), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                # Without its server a worker takes long to stop, and there is nothing to save.
+                raise ServerUnreachable(f"the Temporal server ended by itself; see {log}")
+            lost.cancel()
+            await working
 
 
 def _print_addresses(server: DevServer, settings: Settings, app: App, options: DevOptions) -> None:

@@ -110,8 +110,9 @@ def _result_of(cause: BaseException | None, handle: TurnHandle) -> TurnResult:
 
 
 def _refusal(code: str, message: str) -> PerdureError:
-    for found in vars(errors).values():
-        is_refusal = isinstance(found, type) and issubclass(found, errors.RequestError)
-        if is_refusal and found.code == code:
-            return found(message)
+    refusals = [errors.RequestError, *errors.RequestError.__subclasses__()]
+    refusals += [inner for refusal in refusals for inner in refusal.__subclasses__()]
+    for refusal in refusals:
+        if refusal.code == code:
+            return refusal(message)
     return TurnFailed(code, message)

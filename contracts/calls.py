@@ -31,7 +31,7 @@ from perdure.contracts.safety import FOR_EVER, REPEATED, ReplaySafety, RetryPlan
 from perdure.contracts.tools import ResultReason
 from perdure.contracts.turn import TurnLimits, TurnRequest, TurnResult, TurnStatus
 
-_KEY: Final = frozenset(TurnKey.model_fields)
+_KEY: Final = set(TurnKey.model_fields)
 
 
 class WireModel(BaseModel):

@@ -31,6 +31,8 @@ from perdure.stores.tables import IDENTITY
 
 BUSY_TIMEOUT_MS = 5000
 
+__all__ = ["Connection", "Store", "open_store"]
+
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 

@@ -99,7 +99,7 @@ def commit_answer(tx: Connection, command: CommitAnswer) -> StepState:
     step = tx.execute(
         select(STEPS).where(STEPS.c.turn_id == turn.turn_id, STEPS.c.step == answered.step)
     ).one()
-    base = {"agent": turn.agent, "epoch": turn.epoch}
+    base: dict[str, Any] = {"agent": turn.agent, "epoch": turn.epoch}
     if step.answered:
         pending = pending_calls(tx, turn.turn_id, answered.step)
         return StepState(kind=PrepareKind.COMMITTED, seq=appender.seq, pending=pending, **base)

@@ -448,7 +448,7 @@ def _append_recovery(appender: Appender, called: ToolCalled, command: ReportReco
         Observation.NOT_EXECUTED: Decision.RERUN,
         Observation.UNKNOWN: Decision.PARKED,
     }[command.observation]
-    where = {
+    where: dict[str, Any] = {
         "namespace": called.namespace,
         "conversation_id": called.conversation_id,
         "turn_id": called.turn_id,

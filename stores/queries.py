@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, RowMapping, select
 
 from perdure.contracts.canonical import canonical_json
 from perdure.contracts.conversation import ConversationState, TranscriptEntry
@@ -167,25 +167,25 @@ def _read_details(tx: Connection, turn_id: str) -> TurnDetails | None:
     aborted = _rows(tx, ABORTED, ABORTED.c.turn_id == turn_id, ABORTED.c.recorded_at)
     return TurnDetails(
         turn=turn,
-        owners=tuple(OwnerView.model_validate(dict(row._mapping)) for row in owners),
+        owners=tuple(OwnerView.model_validate(dict(row)) for row in owners),
         model_attempts=tuple(
-            ModelAttemptView.model_validate({**row._mapping, "usage": _usage(row)}) for row in usage
+            ModelAttemptView.model_validate({**dict(row), "usage": _usage(row)}) for row in usage
         ),
         operations=_operations(tx, turn_id),
-        late_results=tuple(LateResultView.model_validate(dict(row._mapping)) for row in late),
-        aborted_partials=tuple(PartialView.model_validate(dict(row._mapping)) for row in aborted),
+        late_results=tuple(LateResultView.model_validate(dict(row)) for row in late),
+        aborted_partials=tuple(PartialView.model_validate(dict(row)) for row in aborted),
     )
 
 
-def _rows(tx: Connection, table: Any, where: Any, *order: Any) -> list[Row[Any]]:
-    return list(tx.execute(select(table).where(where).order_by(*order)).all())
+def _rows(tx: Connection, table: Any, where: Any, *order: Any) -> list[RowMapping]:
+    return list(tx.execute(select(table).where(where).order_by(*order)).mappings())
 
 
 def _operations(tx: Connection, turn_id: str) -> tuple[OperationView, ...]:
     events = [stored.event for stored in read_turn_events(tx, turn_id)]
     settled = {event.operation_id: event for event in events if isinstance(event, ToolSettled)}
     stored_safety = {
-        row.operation_id: row.safety
+        row["operation_id"]: row["safety"]
         for row in _rows(tx, OPERATIONS, OPERATIONS.c.turn_id == turn_id, OPERATIONS.c.step)
     }
     views: list[OperationView] = []
@@ -215,5 +215,5 @@ def _operation(
         text=result.text if result is not None else None,
         flags=result.flags if result is not None else (),
         full_digest=result.full_digest if result is not None else None,
-        generations=tuple(GenerationView.model_validate(dict(row._mapping)) for row in attempts),
+        generations=tuple(GenerationView.model_validate(dict(row)) for row in attempts),
     )

@@ -6,6 +6,9 @@ Beside the ledger: partial segments, aborted partials, late results. Instants ar
 `alive_at_ms` is the database's own clock.
 """
 
+# A table's name is a plain string; SQLAlchemy declares the attribute as a descriptor.
+# pyright: reportAssignmentType=false
+
 from datetime import datetime
 from typing import Any, cast
 

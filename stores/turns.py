@@ -142,8 +142,9 @@ def _open_new(
         held = _held_by(tx, conversation, command.eviction)
         if held is not None:
             return held
-        conversation = lock_conversation(tx, key)
-        assert conversation is not None
+        freed = lock_conversation(tx, key)
+        assert freed is not None
+        conversation = freed
     if conversation.last_sequence > WINDOW_MESSAGES_MAX:
         raise SummaryRequired(
             f"conversation {key.conversation_id} has {conversation.last_sequence} messages; "
@@ -284,7 +285,7 @@ def _prepare(
 ) -> StepState:
     step = command.step
     opened = user_message_of(tx, turn.turn_id)
-    base = {"agent": turn.agent, "tools": opened.tools, "epoch": turn.epoch}
+    base: dict[str, Any] = {"agent": turn.agent, "tools": opened.tools, "epoch": turn.epoch}
     row = tx.execute(
         select(STEPS).where(STEPS.c.turn_id == turn.turn_id, STEPS.c.step == step)
     ).one_or_none()

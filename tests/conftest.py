@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import hypothesis
 import pytest
 import pytest_asyncio
 from temporalio.client import Client
@@ -15,6 +16,9 @@ from perdure.cli.dev_server import DevServer
 from perdure.settings import Settings
 from perdure.stores import Store, open_store
 from perdure.worker import PerdurePlugin
+
+hypothesis.settings.register_profile("perdure", deadline=None)
+hypothesis.settings.load_profile("perdure")
 
 FAST = Settings(heartbeat_timeout_s=1.0, grace_s=1.0, cancel_grace_s=1.0)
 

@@ -4,7 +4,6 @@ Revision ${up_revision}, after ${down_revision | comma,n}.
 """
 
 import sqlalchemy as sa
-import sqlmodel.sql.sqltypes
 from alembic import op
 ${imports if imports else ""}
 

@@ -2,13 +2,16 @@
 
 The folder is `PERDURE_FAULT_DIR`. An effect is counted when it starts. A tool whose name stands in
 `PERDURE_FAULT_HOLD` announces itself (`holding.<tool>`) after its effect has started, in its first
-generation, and waits until the file `release` is there.
+generation, and waits until the file `release` is there. With `PERDURE_FAULT_STANDBY` a worker is
+up, but takes no work before it is told to (`WorkerProcess.go`).
 """
 
 import asyncio
 import json
 import os
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from perdure import NOT_EXECUTED, Agent, App, ReplaySafety, ToolContext, tool
@@ -108,6 +111,22 @@ RULES = [
         "steps": [{"calls": [{"tool": name} for name in TOOLS]}, {"text": "done: {results}"}],
     },
     {"when": "^stream$", "steps": [{"text": ["one ", "two ", "three"]}]},
+    # The first attempt is held in the middle of its stream; a later one streams the same at once.
+    {
+        "when": "^stream held$",
+        "steps": [
+            {
+                "attempts": [
+                    {
+                        "text": ["one ", "two ", "three"],
+                        "hold_file": str(FOLDER / "release"),
+                        "hold_after_chunks": 1,
+                    },
+                    {"text": ["one ", "two ", "three"]},
+                ]
+            }
+        ],
+    },
     {"steps": [{"text": "hello"}]},
 ]
 
@@ -117,4 +136,16 @@ agent = Agent(
     "Be careful.",
     [look, pay, ship, send],
 )
-app = App([agent])
+
+
+@asynccontextmanager
+async def standby(_app: App) -> AsyncGenerator[None]:
+    """Entered before the worker takes work: waits there if this process is a standby."""
+    if os.environ.get("PERDURE_FAULT_STANDBY"):
+        # Another process makes the file, so there is no event to wait for.
+        while not (FOLDER / f"standby.{os.getpid()}.go").exists():  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
+    yield
+
+
+app = App([agent], lifespan=standby)

@@ -86,9 +86,25 @@ class WorkerProcess:
             self._process.kill()
             self._process.wait()
 
+    def freeze(self) -> None:
+        """SIGSTOP: the process stands still and keeps everything it has, locks included."""
+        self.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT: a frozen process goes on as if nothing had happened."""
+        self.signal(signal.SIGCONT)
+
+    def go(self) -> None:
+        """Let a standby (`PERDURE_FAULT_STANDBY`) take work."""
+        (self.folder / f"standby.{self.pid}.go").touch()
+
     async def terminate(self) -> int:
         """SIGTERM; returns the exit code."""
         self.signal(signal.SIGTERM)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Wait until it has ended; returns the exit code."""
         await until(lambda: not self.running)
         assert self._process is not None
         return int(self._process.returncode)
