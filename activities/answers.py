@@ -28,7 +28,7 @@ from perdure.contracts.limits import (
     ID_CHARS_MAX,
     TOOL_NAME_CHARS_MAX,
 )
-from perdure.contracts.messages import Part, ToolCallPart, ToolResultPart
+from perdure.contracts.messages import Part, TextPart, ToolCallPart, ToolResultPart
 from perdure.contracts.model import FinishReason, ModelResponse
 from perdure.contracts.safety import ReplaySafety
 from perdure.contracts.tools import ResultReason, ToolOutcome
@@ -54,7 +54,8 @@ def plan_answer(
             clean, call = _plan_call(ref, step, len(planned), part, agent, selected)
             parts.append(clean)
             planned.append(call)
-        else:
+        elif not (isinstance(part, TextPart) and not part.text):
+            # No provider takes an empty block.
             parts.append(part)
     answered = ModelAnswered(
         id=answered_event_id(ref.turn_id, step),

@@ -25,6 +25,8 @@ Persist = Callable[[int, list[Piece]], Awaitable[int]]
 Deliver = Callable[[list[Piece]], Awaitable[None]]
 
 _FIRST_POSITION: Final = 1
+# A model may hand over any length at once; the budgets are met piece by piece.
+_PIECE_CHARS_MAX: Final = 64 * 1024
 
 
 class Recorder:
@@ -187,5 +189,5 @@ class RecordingSink:
     async def _take(self, channel: str, delta: str) -> None:
         if self._closed:
             raise SinkClosed("the response has ended; nothing more can be streamed into it")
-        if delta:
-            await self._recorder.record(channel, delta)
+        for start in range(0, len(delta), _PIECE_CHARS_MAX):
+            await self._recorder.record(channel, delta[start : start + _PIECE_CHARS_MAX])

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
 
+from perdure.contracts.errors import LedgerCorruption
 from perdure.contracts.events import (
     LedgerEvent,
     ModelAnswered,
@@ -81,7 +82,9 @@ def _answer_messages(
     parts: list[Part] = []
     for part in answer.parts:
         if isinstance(part, ToolCallPart):
-            call = next(remaining)
+            call = next(remaining, None)
+            if call is None:
+                raise LedgerCorruption("call_missing", f"answer {answer.id} has unrecorded calls")
             part = part.model_copy(update={"call_id": call.operation_id})
         parts.append(part)
     results = tuple(

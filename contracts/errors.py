@@ -378,6 +378,10 @@ class PortTaken(SetupError):
     code = "port_taken"
 
 
+# What no retry of the same activity can mend: the turn ends with it as its stop reason.
+LEDGER_FAILURE_CODES: Final = frozenset(
+    error.code for error in (LedgerBehind, LedgerCorruption, LedgerRejection)
+)
 # What a first model step may be refused with before it has written anything (DESIGN 4).
 ERROR_CODES_AT_OPENING: Final = frozenset(
     error.code

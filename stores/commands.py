@@ -4,9 +4,10 @@ Beside the wire contracts they carry what only a worker knows: who runs the acti
 its agent has, what a model said. Replies never carry more than the next activity needs.
 """
 
+import secrets
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from perdure.contracts.calls import Opening, Owner, TurnRef
 from perdure.contracts.events import ModelAnswered, ModelPrepared, Observation, ToolCalled
@@ -29,10 +30,14 @@ class Eviction(_Value):
 
 
 class PrepareStep(_Value):
-    """Open the turn if `opening` is there and it is new, and fix the request of a model step."""
+    """Open the turn if `opening` is there and it is new, and fix the request of a model step.
+
+    `token` is random per execution: the same one again is a lost acknowledgement, no new attempt.
+    """
 
     turn: TurnRef
     step: int
+    token: str = Field(default_factory=lambda: secrets.token_hex(8))
     owner: Owner | None = None
     opening: Opening | None = None
     eviction: Eviction | None = None

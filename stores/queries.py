@@ -169,7 +169,8 @@ def _read_details(tx: Connection, turn_id: str) -> TurnDetails | None:
         turn=turn,
         owners=tuple(OwnerView.model_validate(dict(row)) for row in owners),
         model_attempts=tuple(
-            ModelAttemptView.model_validate({**dict(row), "usage": _usage(row)}) for row in usage
+            ModelAttemptView.model_validate({**row, "usage": Usage.model_validate(dict(row))})
+            for row in usage
         ),
         operations=_operations(tx, turn_id),
         late_results=tuple(LateResultView.model_validate(dict(row)) for row in late),

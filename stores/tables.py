@@ -143,6 +143,7 @@ class ModelStepRow(Row, table=True):
     turn_id: str = Field(primary_key=True)
     step: int = Field(primary_key=True)
     attempt: int
+    token: str
     prepared: int
     errors: int
     answered: bool

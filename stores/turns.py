@@ -298,7 +298,16 @@ def _prepare(
         _keep_blobs(tx, command)
         appender.append(prepared)
         values = {"turn_id": turn.turn_id, "step": step, "attempt": attempt, "prepared": 1}
-        tx.execute(STEPS.insert().values(errors=0, answered=False, **values))
+        tx.execute(STEPS.insert().values(token=command.token, errors=0, answered=False, **values))
+    elif row.token == command.token:
+        prepared = _stored_prepared(tx, turn.turn_id, step, row.prepared)
+        return StepState(
+            kind=PrepareKind.READY,
+            seq=appender.seq,
+            attempt=row.attempt,
+            prepared=prepared,
+            **base,
+        )
     else:
         attempt = row.attempt + 1
         prepared = _stored_prepared(tx, turn.turn_id, step, row.prepared)
@@ -306,7 +315,7 @@ def _prepare(
         tx.execute(
             update(STEPS)
             .where(STEPS.c.turn_id == turn.turn_id, STEPS.c.step == step)
-            .values(attempt=attempt)
+            .values(attempt=attempt, token=command.token)
         )
     _start_usage(tx, turn.turn_id, step, attempt, prepared.model, command.worker)
     return StepState(

@@ -19,7 +19,7 @@ from perdure.contracts.calls import (
     StepReply,
     TurnRef,
 )
-from perdure.contracts.errors import ERROR_CODES_AT_OPENING
+from perdure.contracts.errors import ERROR_CODES_AT_OPENING, LEDGER_FAILURE_CODES
 from perdure.contracts.safety import (
     RESCHEDULE_DELAYS_S,
     TEMPORAL_ATTEMPTS_MAX,
@@ -93,7 +93,7 @@ class CallState(BaseModel):
     lost: int = 0
     rounds: int = 0
     delay_s: float = 0.0
-    reply: CallReply | None = None
+    reply: CallReply | Problem | None = None
 
 
 def begin(request: TurnRequest, run_id: str) -> TurnState:
@@ -137,11 +137,15 @@ def after_model(state: TurnState, happened: StepReply | Problem) -> TurnState:
             )
 
 
-def after_tools(state: TurnState, replies: list[CallReply]) -> TurnState:
+def after_tools(state: TurnState, happened: list[CallReply | Problem]) -> TurnState:
     """What follows when every call of the step is settled, or one of them says the turn is over."""
+    replies = [reply for reply in happened if isinstance(reply, CallReply)]
     over = next((reply for reply in replies if reply.kind is CallReplyKind.OVER), None)
     if over is not None:
         return _done(state, over.result)
+    problem = next((reply for reply in happened if isinstance(reply, Problem)), None)
+    if problem is not None:
+        return _after_problem(state, problem)
     if any(reply.kind is CallReplyKind.FOLLOW for reply in replies):
         return state.model_copy(update={"phase": Phase.FOLLOW, "calls": ()})
     seq = max([state.turn.seq, *(reply.seq for reply in replies)])
@@ -187,6 +191,9 @@ def after_call(state: CallState, happened: CallReply | Problem) -> CallState:
         if happened.kind is not CallReplyKind.RECONCILE:
             return state.model_copy(update={"phase": CallPhase.DONE, "reply": happened})
         return _after_look(state)
+    if happened.code in LEDGER_FAILURE_CODES or state.phase is CallPhase.SETTLE:
+        # No activity can mend this: the call's turn ends, and that closes the call.
+        return state.model_copy(update={"phase": CallPhase.DONE, "reply": happened})
     return _after_lost(state)
 
 

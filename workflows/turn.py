@@ -103,7 +103,7 @@ class AgentTurn:
             return reply.model_copy(update={"code": StopReason.MODEL_LOST.value})
         return reply
 
-    async def _run_calls(self, state: TurnState) -> list[CallReply]:
+    async def _run_calls(self, state: TurnState) -> list[CallReply | Problem]:
         tasks = [asyncio.create_task(self._run_call(state, call)) for call in state.calls]
         if not tasks:
             return []
@@ -119,7 +119,7 @@ class AgentTurn:
             await _to_its_end(workflow.wait(tasks, timeout=grace_s))
             raise
 
-    async def _run_call(self, state: TurnState, call: CallRef) -> CallReply:
+    async def _run_call(self, state: TurnState, call: CallRef) -> CallReply | Problem:
         current = CallState(call=call)
         while current.phase is not CallPhase.DONE:
             if current.delay_s:

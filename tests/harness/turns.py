@@ -172,3 +172,10 @@ def assert_sendable(messages: Sequence[Message]) -> None:
         assert [part.call_id for part in message.results] == owed
         assert (message.role is Role.TOOL) == bool(owed)
     assert not messages[-1].calls
+
+
+async def assert_next_turn_is_valid(client: Client, task_queue: str, model: Answers) -> None:
+    """Run another turn of the conversation and check all that its model is sent."""
+    result = await run_turn(client, task_queue, "next", request_id="after")
+    assert (result.status, result.answer) == ("completed", "ok")
+    assert_sendable(model.requests[-1].messages)

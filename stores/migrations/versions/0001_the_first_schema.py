@@ -107,6 +107,7 @@ def upgrade() -> None:
         sa.Column("turn_id", sa.String(), nullable=False),
         sa.Column("step", sa.Integer(), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("token", sa.String(), nullable=False),
         sa.Column("prepared", sa.Integer(), nullable=False),
         sa.Column("errors", sa.Integer(), nullable=False),
         sa.Column("answered", sa.Boolean(), nullable=False),
