@@ -21,9 +21,10 @@ from perdure.activities.pulse import Beating
 from perdure.activities.results import outcome_of, outcome_of_error
 from perdure.agents import NOT_EXECUTED, UNKNOWN, Tool, ToolContext
 from perdure.contracts.calls import CallReply, CallReplyKind, CallTool, Settle
-from perdure.contracts.errors import PerdureError, Superseded, ToolError
+from perdure.contracts.errors import PerdureError, RecorderFull, Superseded, ToolError
 from perdure.contracts.events import Observation, ToolCalled
 from perdure.contracts.failpoints import failpoint
+from perdure.contracts.limits import TOOL_PROGRESS_BYTES_MAX
 from perdure.contracts.safety import (
     TOOL_ERROR_TRIES,
     LostEffect,
@@ -434,10 +435,13 @@ def tool_context(
     engine: Engine, called: ToolCalled, generation: int, flag: threading.Event
 ) -> ToolContext:
     """What the tool is given: its output is durable before `output` returns."""
-    position = 1
+    position, size = 1, 0
 
     async def output(text: str) -> None:
-        nonlocal position
+        nonlocal position, size
+        size += len(text.encode("utf-8", "surrogatepass"))
+        if size > TOOL_PROGRESS_BYTES_MAX:
+            raise RecorderFull(f"one execution may report {TOOL_PROGRESS_BYTES_MAX} bytes")
         try:
             position = await engine.ledger.run(
                 append_tool_output,

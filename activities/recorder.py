@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from perdure.contracts.errors import RecorderFull, RecorderStopped, SinkClosed
+from perdure.contracts.errors import ModelProtocolError, RecorderFull, RecorderStopped, SinkClosed
 from perdure.contracts.limits import (
+    ANSWER_PARTS_BYTES_MAX,
     PARTIAL_FLUSH_BYTES,
     PARTIAL_FLUSH_S,
     RECORDER_BYTES_MAX,
@@ -172,6 +173,7 @@ class RecordingSink:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self._size = 0
         self._closed = False
 
     async def text(self, delta: str) -> None:
@@ -189,5 +191,8 @@ class RecordingSink:
     async def _take(self, channel: str, delta: str) -> None:
         if self._closed:
             raise SinkClosed("the response has ended; nothing more can be streamed into it")
+        self._size += len(delta)
+        if self._size > ANSWER_PARTS_BYTES_MAX:
+            raise ModelProtocolError("the stream is longer than any answer", retryable=False)
         for start in range(0, len(delta), _PIECE_CHARS_MAX):
             await self._recorder.record(channel, delta[start : start + _PIECE_CHARS_MAX])

@@ -17,12 +17,8 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from perdure.contracts.canonical import JSON_SEPARATORS, sanitise_text
 from perdure.contracts.errors import ToolError
-from perdure.contracts.limits import (
-    TOOL_RESULT_BYTES_MAX,
-    TOOL_TEXT_BYTES_MAX,
-    TOOL_TEXT_LINES_MAX,
-)
-from perdure.contracts.tools import ResultReason, ResultStatus, ToolOutcome
+from perdure.contracts.limits import TOOL_RESULT_BYTES_MAX
+from perdure.contracts.tools import ResultReason, ResultStatus, ToolOutcome, head_for_model
 
 SANITISED, CUT, NOT_JSON, DROPPED = "sanitised", "cut", "not_json", "dropped"
 
@@ -56,7 +52,7 @@ def _bounded(
     clean = sanitise_text(text)
     if clean != text:
         flags.add(SANITISED)
-    shown = _head(clean)
+    shown = head_for_model(clean)
     full = None
     if shown != clean:
         flags.add(CUT)
@@ -68,14 +64,6 @@ def _bounded(
     return ToolOutcome(
         status=status, reason=reason, text=shown, flags=tuple(sorted(flags)), full=full
     )
-
-
-def _head(text: str) -> str:
-    head = text
-    if len(text) * 4 > TOOL_TEXT_BYTES_MAX:
-        head = text.encode()[:TOOL_TEXT_BYTES_MAX].decode(errors="ignore")
-    lines = head.split("\n", TOOL_TEXT_LINES_MAX)
-    return "\n".join(lines[:TOOL_TEXT_LINES_MAX])
 
 
 def _encode(value: Any, flags: set[str]) -> str:

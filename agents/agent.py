@@ -13,7 +13,11 @@ from perdure.agents.tool import Tool
 from perdure.contracts.canonical import canonical_json, encoded_bytes
 from perdure.contracts.errors import AuthoringError
 from perdure.contracts.ids import Identifier
-from perdure.contracts.limits import INSTRUCTIONS_BYTES_MAX, TOOLS_PER_TURN_MAX
+from perdure.contracts.limits import (
+    INSTRUCTIONS_BYTES_MAX,
+    PREPARED_BLOB_BYTES_MAX,
+    TOOLS_PER_TURN_MAX,
+)
 from perdure.contracts.model import Model
 from perdure.contracts.safety import ReplaySafety
 from perdure.contracts.tools import ToolSpec
@@ -120,6 +124,11 @@ def _checked_tools(tools: Iterable[Any], where: str) -> dict[str, Tool]:
         checked[tool.name] = tool
     if len(checked) > TOOLS_PER_TURN_MAX:
         raise AuthoringError(f"{where}: {len(checked)} tools, at most {TOOLS_PER_TURN_MAX} fit")
+    size = encoded_bytes([tool.spec.model_dump(mode="json") for tool in checked.values()])
+    if size > PREPARED_BLOB_BYTES_MAX:
+        raise AuthoringError(
+            f"{where}: its tools' schemas have {size} bytes, {PREPARED_BLOB_BYTES_MAX} fit"
+        )
     return checked
 
 

@@ -6,7 +6,7 @@
     │   ├── UnknownAgent · CapabilityDenied · RequestConflict · NamespaceMismatch
     │   └── ConversationBusy · SummaryRequired
     ├── OwnershipError          somebody else acts for this turn
-    │   └── TurnInProgress · Fenced · Superseded
+    │   └── Fenced · Superseded
     ├── StoreError              the ledger could not, or would not, do it
     │   ├── StoreUnavailable · WrongStore · LedgerBehind
     │   ├── StoreSchemaNewer · StoreSchemaOld · StoreUnreadable
@@ -114,12 +114,6 @@ class OwnershipError(PerdureError):
     """Another owner acts for this turn."""
 
     code = "ownership"
-
-
-class TurnInProgress(OwnershipError):
-    """The turn is open under another owner."""
-
-    code = "turn_in_progress"
 
 
 class Fenced(OwnershipError):

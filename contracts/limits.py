@@ -46,8 +46,6 @@ TEMPORAL_PAYLOAD_BYTES_MAX: Final = 2 * MIB
 TEMPORAL_MESSAGE_BYTES_MAX: Final = 4 * MIB
 TEMPORAL_WORKFLOW_ID_CHARS_MAX: Final = 1000
 
-EXACT_INTEGER_MAX: Final = 2**53 - 1
-
 # A workflow id holds "turn/", three ids and two slashes.
 assert 3 * ID_CHARS_MAX + 7 <= TEMPORAL_WORKFLOW_ID_CHARS_MAX
 # The first activity carries the message once more, beside its identities.

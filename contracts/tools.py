@@ -6,6 +6,16 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from perdure.contracts.ids import ToolName
+from perdure.contracts.limits import TOOL_TEXT_BYTES_MAX, TOOL_TEXT_LINES_MAX
+
+
+def head_for_model(text: str) -> str:
+    """The head of a text that a model is shown: at most 50 KiB and 2000 lines (DESIGN 10)."""
+    head = text
+    if len(text) * 4 > TOOL_TEXT_BYTES_MAX:
+        head = text.encode("utf-8", "replace")[:TOOL_TEXT_BYTES_MAX].decode(errors="ignore")
+    lines = head.split("\n", TOOL_TEXT_LINES_MAX)
+    return "\n".join(lines[:TOOL_TEXT_LINES_MAX])
 
 
 class ToolSpec(BaseModel):

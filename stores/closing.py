@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select, update
 
 from perdure.contracts.canonical import content_digest
 from perdure.contracts.events import ToolCalled, ToolSettled, settled_event_id
-from perdure.contracts.tools import ResultReason, ResultStatus, ToolOutcome
+from perdure.contracts.tools import ResultReason, ResultStatus, ToolOutcome, head_for_model
 from perdure.stores.clock import now
 from perdure.stores.event_log import Appender
 from perdure.stores.partials import drop_partial, read_partial
@@ -31,7 +31,7 @@ def interrupted_outcome(reason: ResultReason, progress: str) -> ToolOutcome:
     """The result of a call that was dispatched and whose outcome is unknown, with its progress."""
     text = f"interrupted: {_SAID.get(reason, '')} It may or may not have taken effect."
     if progress:
-        text += f" Progress before the interruption:\n{progress}"
+        text += f" Progress before the interruption:\n{head_for_model(progress)}"
     return ToolOutcome(status=ResultStatus.INTERRUPTED, reason=reason, text=text)
 
 

@@ -358,8 +358,8 @@ def contents(store: Store) -> dict[str, list[tuple[Any, ...]]]:
 
     def read(tx: Any) -> dict[str, list[tuple[Any, ...]]]:
         return {
-            table.name: sorted((tuple(row) for row in tx.execute(table.select())), key=repr)
-            for table in METADATA.sorted_tables
+            name: sorted((tuple(row) for row in tx.execute(text(f"select * from {name}"))), key=repr)
+            for name in METADATA.tables
         }
 
     return store.read(read)

@@ -88,6 +88,6 @@ def _child(script: str) -> ChildProcess:
 async def _ready(script: str) -> ChildProcess:
     child = _child(script)
     async with asyncio.timeout(10):
-        while child.last_words() != "ready":  # noqa: ASYNC110
+        while child.last_words() != "ready":
             await asyncio.sleep(0.01)
     return child

@@ -33,7 +33,6 @@ KIB, MIB = 1024, 1024 * 1024
         ("PARTIAL_FLUSH_S", 0.08),
         ("CONTINUE_AS_NEW_EVENTS", 4000),
         ("CONTINUE_AS_NEW_BYTES", 8 * MIB),
-        ("EXACT_INTEGER_MAX", 2**53 - 1),
     ],
 )
 def test_a_bound_is_what_the_design_says(name: str, value: float) -> None:

@@ -306,14 +306,16 @@ async def test_a_cancelled_turn_whose_worker_was_lost_runs_no_tool_again(
 ) -> None:
     where: dict[str, Any] = {"address": server.address, "task_queue": task_queue}
     value = {"agent": "fault", "conversation_id": "c1", "request_id": "r1", "message": "use look"}
-    async with WorkerProcess(tmp_path, **where, PERDURE_FAULT_HOLD="look") as first:
+    fate = {"PERDURE_FAULT_HOLD": "look", "failpoints": "stop_attempt.before=hold"}
+    async with WorkerProcess(tmp_path, **where, **fate) as first:
         await client.start_workflow("AgentTurn", value, id=task_queue, task_queue=task_queue)
         handle = client.get_workflow_handle(task_queue)
         await until(lambda: effect_counts(tmp_path))
+        await handle.cancel()
+        await first.reached("stop_attempt.before")
         async with WorkerProcess(tmp_path, **where):
             first.kill()
 
-            await handle.cancel()
-
             assert isinstance(await cause_of(handle), CancelledError)
+
     assert effect_counts(tmp_path) == {"look": 1}
