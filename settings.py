@@ -6,12 +6,12 @@
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from temporalio.client import Client
 from temporalio.envconfig import ClientConfig
 
-from perdure.contracts.errors import ServerUnreachable
+from perdure.contracts.errors import ServerUnreachable, SetupError
 from perdure.contracts.timing import Timing
 
 DEFAULT_ADDRESS = "localhost:7233"
@@ -48,6 +48,27 @@ class Settings(BaseSettings):
         return Timing(
             heartbeat_timeout_s=self.heartbeat_timeout_s, cancel_grace_s=self.cancel_grace_s
         )
+
+
+def store_url(place: str) -> str:
+    """A store's URL, from a URL or from the path of a SQLite file."""
+    return place if "://" in place else f"sqlite:///{place}"
+
+
+def load_settings(*, store: str | None = None, task_queue: str | None = None) -> Settings:
+    """Read the settings. Raises SetupError that names the variable, never its value."""
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        variable = "PERDURE_" + "_".join(str(item) for item in problem["loc"]).upper()
+        raise SetupError(f"{variable}: {problem['msg']}") from None
+    changes: dict[str, str] = {}
+    if store is not None:
+        changes["store_url"] = store_url(store)
+    if task_queue is not None:
+        changes["task_queue"] = task_queue
+    return settings.model_copy(update=changes)
 
 
 async def connect(address: str | None = None, namespace: str | None = None) -> Client:

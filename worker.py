@@ -17,7 +17,13 @@ from typing import Any, cast
 
 from temporalio.client import Client
 from temporalio.plugin import SimplePlugin
-from temporalio.worker import PollerBehaviorAutoscaling, Worker, WorkerConfig, WorkflowRunner
+from temporalio.worker import (
+    PollerBehaviorAutoscaling,
+    Replayer,
+    Worker,
+    WorkerConfig,
+    WorkflowRunner,
+)
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from perdure.activities.engine import Engine
@@ -25,7 +31,7 @@ from perdure.activities.registry import activities_of
 from perdure.agents import App, load_app
 from perdure.contracts.errors import PerdureError
 from perdure.contracts.timing import set_timing
-from perdure.settings import Settings, connect
+from perdure.settings import Settings, connect, load_settings
 from perdure.stores import Store, open_store
 from perdure.workflows import AgentTurn
 
@@ -38,6 +44,7 @@ PASSED_THROUGH = (
     "annotated_types",
     "typing_inspection",
 )
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 STICKY_TIMEOUT_S = 2.0
 HEARTBEAT_THROTTLE_S = 1.0
 
@@ -52,6 +59,11 @@ def workflow_runner(hosts: WorkflowRunner | None = None) -> WorkflowRunner:
     runner = hosts if hosts is not None else SandboxedWorkflowRunner()
     restrictions = runner.restrictions.with_passthrough_modules(*PASSED_THROUGH)
     return dataclasses.replace(runner, restrictions=restrictions)
+
+
+def replayer() -> Replayer:
+    """Replays recorded histories of our workflows against this program's code."""
+    return Replayer(workflows=[AgentTurn], workflow_runner=workflow_runner())
 
 
 class PerdurePlugin(SimplePlugin):
@@ -158,13 +170,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--app", required=True, help="the app, as module:attribute")
     parser.add_argument("--task-queue", help="overrides PERDURE_TASK_QUEUE")
     parsed = parser.parse_args(arguments)
-    settings = Settings()
-    if parsed.task_queue:
-        settings = settings.model_copy(update={"task_queue": parsed.task_queue})
-    logging.basicConfig(
-        level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
     try:
+        settings = load_settings(task_queue=parsed.task_queue)
+        logging.basicConfig(level=settings.log_level, format=LOG_FORMAT)
+        # Its progress lines say nothing to who runs a worker.
+        logging.getLogger("alembic").setLevel(logging.WARNING)
         asyncio.run(_serve(parsed.app, settings))
     except PerdureError as error:
         print(f"perdure: {error}", file=sys.stderr)

@@ -11,9 +11,17 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from perdure.contracts.errors import PerdureError
+from perdure.contracts.errors import (
+    ModelError,
+    OwnershipError,
+    PerdureError,
+    RequestError,
+    StepLimit,
+)
+
+_BENIGN = ApplicationErrorCategory.BENIGN
 
 logger = logging.getLogger("perdure.activities")
 
@@ -23,8 +31,14 @@ Activity = Callable[[Any], Awaitable[dict[str, Any]]]
 def as_failure(error: PerdureError, *, retry_after_s: float | None = None) -> ApplicationError:
     """A Temporal failure whose type is the error's code."""
     delay = None if retry_after_s is None else timedelta(seconds=retry_after_s)
+    expected = isinstance(error, (RequestError, OwnershipError, ModelError, StepLimit))
     return ApplicationError(
-        str(error), type=error.code, non_retryable=not error.retryable, next_retry_delay=delay
+        str(error),
+        type=error.code,
+        non_retryable=not error.retryable,
+        next_retry_delay=delay,
+        # An expected answer is no incident of the worker: no traceback in its log.
+        category=_BENIGN if expected else ApplicationErrorCategory.UNSPECIFIED,
     )
 
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from perdure.activities.engine import Engine
 from perdure.activities.pulse import Beating
@@ -291,6 +291,7 @@ class Gate:
                 raise ApplicationError(
                     "the tool reported an error and is tried again",
                     type=ToolError.code,
+                    category=ApplicationErrorCategory.BENIGN,
                     next_retry_delay=timedelta(seconds=result.retry_after_s),
                 )
             case EffectEnd.STOPPED:

@@ -12,13 +12,13 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from perdure.cli.configuration import load_settings
 from perdure.cli.reading import missing_file, open_reader, shown_url
 from perdure.cli.render import clean, make_console, print_result
 from perdure.cli.render_follow import FollowPrinter
 from perdure.client import TurnHandle, follow, start
 from perdure.contracts.events import UserMessageRecorded
 from perdure.contracts.turn import TurnRequest, TurnResult, TurnStatus, parse_turn_request
+from perdure.settings import load_settings
 
 if TYPE_CHECKING:
     from perdure.settings import Settings

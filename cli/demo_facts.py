@@ -10,15 +10,13 @@ from contextlib import closing
 from pathlib import Path
 
 from temporalio.client import Client, WorkflowHistory
-from temporalio.worker import Replayer
 
 from perdure.cli.demo_scenes import Facts, Scene
 from perdure.contracts.events import RecoveryDecided, ToolSettled, TurnEnded
 from perdure.contracts.ids import derive_operation_id
 from perdure.contracts.turn import TurnResult
 from perdure.stores.queries import Reader
-from perdure.worker import workflow_runner
-from perdure.workflows import AgentTurn
+from perdure.worker import replayer
 
 _LASTING = {
     "refund_order": "SELECT count(*) FROM refunds WHERE order_id = ?",
@@ -85,6 +83,5 @@ def _activities(history: WorkflowHistory) -> tuple[str, ...]:
 
 
 async def _replays(history: WorkflowHistory) -> bool:
-    replayer = Replayer(workflows=[AgentTurn], workflow_runner=workflow_runner())
-    replayed = await replayer.replay_workflow(history, raise_on_replay_failure=False)
+    replayed = await replayer().replay_workflow(history, raise_on_replay_failure=False)
     return replayed.replay_failure is None

@@ -7,21 +7,17 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from temporalio.client import Client
 
 from perdure.agents import App, load_app
-from perdure.cli.configuration import load_settings
 from perdure.cli.dev_server import PORT_DEFAULT, DevServer
 from perdure.cli.reading import shown_url
 from perdure.cli.render import make_console
 from perdure.cli.stopping import stop_on_signals
 from perdure.contracts.errors import ServerUnreachable
-from perdure.settings import Settings
-from perdure.worker import run_worker
-
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
+from perdure.settings import Settings, load_settings
+from perdure.worker import LOG_FORMAT, run_worker
 
 
 @dataclass(frozen=True)

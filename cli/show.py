@@ -2,12 +2,12 @@
 
 import json
 
-from perdure.cli.configuration import load_settings
 from perdure.cli.reading import open_reader
 from perdure.cli.render import make_console, print_entry
 from perdure.cli.render_turn import print_details
 from perdure.contracts.errors import ConversationMissing, InvalidRequest
 from perdure.contracts.events import ReconcileReported, RecoveryDecided
+from perdure.settings import load_settings
 
 
 def show_transcript(

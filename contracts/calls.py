@@ -37,7 +37,7 @@ _KEY: Final = set(TurnKey.model_fields)
 class WireModel(BaseModel):
     """What crosses between a workflow and an activity."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
     def encode(self) -> dict[str, Any]:
         """Plain JSON without defaults."""

@@ -23,7 +23,7 @@ from perdure.contracts.tools import ResultStatus
 class TranscriptEntry(BaseModel):
     """One message of the transcript; `sequence` is 1-based and contiguous over messages."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
     sequence: int
     version: int
@@ -35,7 +35,7 @@ class TranscriptEntry(BaseModel):
 class ConversationState(BaseModel):
     """Version (+1 per append, not per message) and the turn that holds the conversation."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
     namespace: str
     conversation_id: str

@@ -36,7 +36,7 @@ class Decision(StrEnum):
 
 
 class _Event(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
     id: str
     namespace: str

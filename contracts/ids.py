@@ -37,7 +37,7 @@ ToolName = Annotated[str, _matching(_TOOL_NAME, f"1 to {TOOL_NAME_CHARS_MAX} of 
 class TurnKey(BaseModel):
     """What identifies a turn: the same key is the same turn under any workflow id."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
     namespace: Namespace = DEFAULT_NAMESPACE
     conversation_id: Identifier

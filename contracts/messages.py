@@ -27,7 +27,7 @@ class MessageKind(StrEnum):
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
 
 class TextPart(_Part):
@@ -84,7 +84,7 @@ Part = Annotated[
 class Message(BaseModel):
     """One message of a transcript."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
     role: Role
     parts: tuple[Part, ...] = ()

@@ -27,7 +27,7 @@ class FinishReason(StrEnum):
 class Usage(BaseModel):
     """Tokens of one or more calls; cached input tokens are counted apart."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
     input_tokens: int = Field(default=0, ge=0)
     output_tokens: int = Field(default=0, ge=0)
@@ -44,7 +44,7 @@ class Usage(BaseModel):
 class ModelRequest(BaseModel):
     """One prepared request. A retry of the same step gets an equal one but for `attempt`."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
     agent: str
     model: str
@@ -62,7 +62,7 @@ class ModelRequest(BaseModel):
 class ModelResponse(BaseModel):
     """A whole answer. Calls without an id or with a repeated one are allowed."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
     parts: tuple[Part, ...] = ()
     finish_reason: FinishReason = FinishReason.STOP
@@ -73,7 +73,7 @@ class ModelResponse(BaseModel):
 
 
 class _StreamEvent(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
 
 class ResponseStarted(_StreamEvent):

@@ -51,7 +51,7 @@ NEVER_RETRIED: Final = (
 class RetryPlan(BaseModel):
     """How often Temporal may try an activity, and how long it waits between tries (seconds)."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
     attempts_max: int
     interval_initial_s: float = 2.0

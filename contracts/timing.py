@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class Timing(BaseModel):
     """Seconds, all of them."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
     heartbeat_timeout_s: float = Field(default=10.0, gt=0)
     model_timeout_s: float = Field(default=600.0, gt=0)

@@ -21,7 +21,7 @@ def head_for_model(text: str) -> str:
 class ToolSpec(BaseModel):
     """What a model is told of a tool: the schema is a JSON schema of an object."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
     name: ToolName
     description: str = ""
@@ -65,7 +65,7 @@ class ToolOutcome(BaseModel):
     `flags` what was done to it: `sanitised`, `cut`, `not_json`, `dropped`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
     status: ResultStatus
     text: str

@@ -51,7 +51,7 @@ class StopReason(StrEnum):
 
 
 class _FromStrangers(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="forbid")
 
 
 class TurnLimits(_FromStrangers):
@@ -137,7 +137,7 @@ class TurnResult(BaseModel):
     previews are off; `answer_at` then says where the whole answer is.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
     turn_id: str
     status: TurnStatus

@@ -10,7 +10,7 @@ from perdure.contracts.turn import TurnStatus
 
 
 class _View(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
 
 class RecordedEvent(_View):

@@ -27,7 +27,7 @@ TURN_SCHEMA_VERSION = 1
 class Checkpoint(BaseModel):
     """A checkpoint of any kind; the turn engine reads only its own."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
     checkpoint_id: str = Field(min_length=1)
     kind: str = Field(min_length=1)

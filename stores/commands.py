@@ -19,7 +19,7 @@ from perdure.contracts.turn import TurnResult, TurnStatus
 
 
 class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
 
 class Eviction(_Value):

@@ -31,7 +31,7 @@ from perdure.stores.tables import CONVERSATIONS, TRANSCRIPT
 class ConversationAppend(BaseModel):
     """Messages to append to a conversation of exactly that version."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
     namespace: str
     conversation_id: str
@@ -49,7 +49,7 @@ class ConversationAppend(BaseModel):
 class DurableCommit(BaseModel):
     """Transcript append and checkpoint, or neither (seed 1.2 #15-16, promise P6)."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
     append: ConversationAppend
     checkpoint: Checkpoint

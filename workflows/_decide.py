@@ -42,7 +42,7 @@ class Phase(StrEnum):
 class Ending(BaseModel):
     """How the turn is to be ended."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
     status: TurnStatus
     stop_reason: str
@@ -52,7 +52,7 @@ class Ending(BaseModel):
 class TurnState(BaseModel):
     """All a turn carries, also through continue-as-new. `opening` goes once the turn is open."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
     phase: Phase = Phase.MODEL
     turn: TurnRef
@@ -68,7 +68,7 @@ class TurnState(BaseModel):
 class Problem(BaseModel):
     """Why an activity ended without a reply: our code, or Temporal's kind of failure."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
     code: str
     detail: str = ""
@@ -86,7 +86,7 @@ class CallPhase(StrEnum):
 class CallState(BaseModel):
     """One call on its way through the gate; `delay_s` is waited for before it goes on."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
     call: CallRef
     phase: CallPhase = CallPhase.RUN

@@ -143,7 +143,7 @@ async def standby(_app: App) -> AsyncGenerator[None]:
     """Entered before the worker takes work: waits there if this process is a standby."""
     if os.environ.get("PERDURE_FAULT_STANDBY"):
         # Another process makes the file, so there is no event to wait for.
-        while not (FOLDER / f"standby.{os.getpid()}.go").exists():  # noqa: ASYNC110
+        while not (FOLDER / f"standby.{os.getpid()}.go").exists():
             await asyncio.sleep(POLL_S)
     yield
 

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import pytest
 from sqlalchemy import Connection, func, select
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowHistory
 from temporalio.exceptions import ApplicationError
@@ -107,12 +108,11 @@ async def execute(client: Client, task_queue: str, *inputs: Any, **options: Any)
 
 async def failure_of(handle: WorkflowHandle[Any, Any]) -> ApplicationError:
     """The failure with which a workflow ends."""
-    try:
-        result = await asyncio.wait_for(handle.result(), TURN_S)
-    except WorkflowFailureError as error:
-        assert isinstance(error.cause, ApplicationError), error.cause
-        return error.cause
-    raise AssertionError(f"the workflow did not fail: {result}")
+    with pytest.raises(WorkflowFailureError) as caught:
+        await asyncio.wait_for(handle.result(), TURN_S)
+    cause = caught.value.cause
+    assert isinstance(cause, ApplicationError), cause
+    return cause
 
 
 def activities_of(history: WorkflowHistory) -> list[str]:

@@ -4,11 +4,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from perdure.cli.configuration import store_url
 from perdure.cli.reading import missing_file, shown_url
 from perdure.cli.render import clean, make_console, print_entry, short
 from perdure.contracts.conversation import TranscriptEntry
 from perdure.contracts.messages import Message, Role, ToolCallPart, ToolResultPart, user_message
+from perdure.settings import store_url
 
 
 @pytest.mark.parametrize("code", ["\x1b[2J", "\x07", "\x9b31m", "\u202e", "\r"])
