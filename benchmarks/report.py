@@ -127,8 +127,9 @@ def _history(results: Results) -> Table:
 
 def _prior(results: Results) -> Table:
     table = [["messages of 500 characters before the turn", "latency", "worker CPU"]]
-    for prior in results.prior:
-        table.append([str(prior.messages), _ms(prior.latency_s), _ms(prior.cpu_s)])
+    table.extend(
+        [str(prior.messages), _ms(prior.latency_s), _ms(prior.cpu_s)] for prior in results.prior
+    )
     return table
 
 

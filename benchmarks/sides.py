@@ -26,6 +26,8 @@ PRIOR_CHARS: Final = 500
 _NAMESPACE: Final = "default"
 _HERE: Final = Path(__file__).parent
 _START_S: Final = 60.0
+# No two turns of a run share an id.
+_NUMBERS: Final = count(1)
 
 
 class WorkerProcess:
@@ -87,11 +89,10 @@ class Side:
     worker: WorkerProcess
     store: Store | None = None
     message: str = plan()
-    numbers: Any = count(1)
 
     async def prepare(self, prior: int) -> dict[str, Any]:
         """The input of a turn with that many messages before it."""
-        number = next(self.numbers)
+        number = next(_NUMBERS)
         if self.store is None:
             messages = [*prior_messages(prior), user_message(self.message)]
             return {"messages": [message.model_dump(mode="json") for message in messages]}
@@ -114,7 +115,7 @@ class Side:
 
     async def start(self, value: dict[str, Any]) -> WorkflowHandle[Any, dict[str, Any]]:
         """Start a turn with a prepared input."""
-        number = next(self.numbers)
+        number = next(_NUMBERS)
         return await self.client.start_workflow(
             "BareTurn" if self.store is None else "AgentTurn",
             value,

@@ -1,4 +1,4 @@
-"""What a worker process has used since it started: CPU in all, by kind of thread, by ledger command.
+"""What a worker process has used since it started: CPU in all, by thread, by ledger command.
 
 CPU of single threads is read from Linux; elsewhere only the whole is known. Counting a command
 costs two reads of the thread's clock, which is noise beside the command itself.

@@ -101,6 +101,8 @@ def commit_answer(tx: Connection, command: CommitAnswer) -> StepState:
     ).one()
     base: dict[str, Any] = {"agent": turn.agent, "epoch": turn.epoch}
     if step.answered:
+        # Of an attempt that comes second the cost is kept; the one that won is not counted again.
+        _record_usage(tx, command, "superseded")
         pending = pending_calls(tx, turn.turn_id, answered.step)
         return StepState(kind=PrepareKind.COMMITTED, seq=appender.seq, pending=pending, **base)
     if step.attempt != answered.attempt:

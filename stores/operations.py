@@ -91,7 +91,12 @@ def settle_call(tx: Connection, command: SettleCall) -> int:
 
     A later one, or one without a dispatch, goes to the late results. Returns the turn's `seq`.
     """
-    conversation, turn = lock_turn(tx, command.turn)
+    try:
+        conversation, turn = lock_turn(tx, command.turn)
+    except LedgerBehind:
+        # A restored backup lacks the turn; what really happened is still worth keeping.
+        _keep_late(tx, command, command.turn.turn_id, "no_dispatch")
+        return 0
     attempt = tx.execute(
         select(ATTEMPTS).where(
             ATTEMPTS.c.operation_id == command.operation_id, ATTEMPTS.c.token == command.token

@@ -7,7 +7,7 @@ attempt leaves behind is kept in a row of its own, and the final text replaces i
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, delete, func, select, update
 
 from perdure.contracts.canonical import sanitise_text
 from perdure.contracts.errors import Superseded
@@ -97,7 +97,8 @@ def abort_partial(tx: Connection, turn_id: str, subject: str, attempt: int, reas
         "recorded_at": now(),
     }
     insert_new(tx, ABORTED, values)
-    drop_partial(tx, turn_id, subject)
+    where = (SEGMENTS.c.turn_id == turn_id, SEGMENTS.c.subject == subject)
+    tx.execute(delete(SEGMENTS).where(*where, SEGMENTS.c.attempt == attempt))
 
 
 def drop_partial(tx: Connection, turn_id: str, subject: str) -> None:
@@ -106,7 +107,13 @@ def drop_partial(tx: Connection, turn_id: str, subject: str) -> None:
 
 
 def abort_all_partials(tx: Connection, turn_id: str, reason: str) -> None:
-    """Close every leftover partial of a turn that ends."""
+    """Close every leftover partial of a turn that ends, and its streams to whoever still writes."""
+    # As a newer attempt would: segments lock this row and not the conversation.
+    tx.execute(
+        update(STEPS)
+        .where(STEPS.c.turn_id == turn_id, STEPS.c.answered.is_(False))
+        .values(attempt=STEPS.c.attempt + 1)
+    )
     rows = tx.execute(
         select(SEGMENTS.c.subject, SEGMENTS.c.attempt)
         .where(SEGMENTS.c.turn_id == turn_id)

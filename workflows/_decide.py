@@ -170,11 +170,20 @@ def after_follow(state: TurnState, reply: FollowReply, reopening: Opening) -> Tu
     )
 
 
-def after_end(state: TurnState, reply: EndReply) -> TurnState:
-    """The turn is over, unless a newer owner acts for it."""
-    if reply.result is None:
-        return state.model_copy(update={"phase": Phase.FOLLOW})
-    return _done(state, reply.result)
+def after_end(state: TurnState, happened: EndReply | Problem) -> TurnState:
+    """The turn is over, unless another owner acts for it or it could never have opened."""
+    if isinstance(happened, Problem):
+        return _after_problem(state, happened)
+    if happened.result is not None:
+        return _done(state, happened.result)
+    follower = state.model_copy(update={"phase": Phase.FOLLOW, "ending": None})
+    cancelled = state.ending is not None and state.ending.status is TurnStatus.CANCELLED
+    return after_cancel(follower) if cancelled else follower
+
+
+def is_refused(state: TurnState, problem: Problem) -> bool:
+    """Whether the turn was refused before anything was written: there is none to end."""
+    return state.opening is not None and problem.code in ERROR_CODES_AT_OPENING
 
 
 def after_cancel(state: TurnState) -> TurnState:
@@ -221,10 +230,8 @@ def _after_lost(state: CallState) -> CallState:
 
 
 def _after_problem(state: TurnState, problem: Problem) -> TurnState:
-    # Refused before anything was written: there is no turn to end.
-    refused = state.opening is not None and problem.code in ERROR_CODES_AT_OPENING
     ending = Ending(status=TurnStatus.FAILED, stop_reason=problem.code, detail=problem.detail)
-    phase = Phase.REFUSED if refused else Phase.END
+    phase = Phase.REFUSED if is_refused(state, problem) else Phase.END
     return state.model_copy(update={"phase": phase, "ending": ending})
 
 

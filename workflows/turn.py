@@ -108,20 +108,24 @@ class AgentTurn:
         if not tasks:
             return []
         try:
-            return list(await asyncio.gather(*tasks))
-        except BaseException as error:
-            if not is_cancelled_exception(error):
-                raise
+            # Not a gather: cancelled, it would wait for the slowest tool, however long that takes.
+            await workflow.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        except asyncio.CancelledError:
             # Tools get a short while to end; what comes later is a late result.
+            self._cancel_requested = True
             for task in tasks:
                 task.cancel()
             grace_s = current_timing().cancel_grace_s
             await _to_its_end(workflow.wait(tasks, timeout=grace_s))
             raise
+        return [task.result() for task in tasks if task.done()]
 
     async def _run_call(self, state: TurnState, call: CallRef) -> CallReply | Problem:
         current = CallState(call=call)
         while current.phase is not CallPhase.DONE:
+            if self._cancel_requested:
+                # The activity was lost and took the cancellation with it: nothing runs again.
+                raise asyncio.CancelledError
             if current.delay_s:
                 await workflow.sleep(current.delay_s)
             current = decide.after_call(current, await self._call_once(state, current))
@@ -163,7 +167,7 @@ class AgentTurn:
         # Retried for ever: a problem is a failure that no retry can mend.
         return reply if isinstance(reply, FollowReply) else _parked(reply)
 
-    async def _end(self, state: TurnState) -> EndReply:
+    async def _end(self, state: TurnState) -> EndReply | Problem:
         ending = state.ending or Ending(status=TurnStatus.FAILED, stop_reason="unknown")
         value = EndTurn(
             turn=state.turn,
@@ -174,7 +178,9 @@ class AgentTurn:
             opening=state.opening,
         )
         reply = await attempt(END, value, summary=f"end · {ending.stop_reason}")
-        return reply if isinstance(reply, EndReply) else _parked(reply)
+        if isinstance(reply, Problem) and not decide.is_refused(state, reply):
+            return _parked(reply)
+        return reply
 
     def _continue_as_new_if_long(self, state: TurnState) -> None:
         info = workflow.info()

@@ -65,25 +65,31 @@ def pay(ctx: BlockingToolContext) -> str:
     return "paid"
 
 
+def claim(operation_id: str, generation: int, claimant: str) -> bool:
+    """The callee of `ship`: a generation is shipped or fenced, for ever, by who comes first."""
+    path = FOLDER / f"claim.{operation_id}.{generation}"
+    try:
+        path.symlink_to(claimant)
+    except FileExistsError:
+        return os.readlink(path) == claimant
+    return True
+
+
 @tool(replay=ReplaySafety.RECONCILED)
 async def ship(ctx: ToolContext) -> str:
     """A shipment that can be looked up afterwards; the callee fences lost generations."""
-    fence = FOLDER / f"fence.{ctx.operation_id}.{ctx.generation}"
-    if fence.exists():
+    if not claim(ctx.operation_id, ctx.generation, "shipped"):
         raise RuntimeError("this generation is fenced")
     note_effect("ship", ctx.operation_id, ctx.generation)
-    (FOLDER / f"shipped.{ctx.operation_id}").write_text(str(ctx.generation))
     await hold("ship", ctx.generation)
     return "shipped"
 
 
 @ship.reconcile
 async def ship_reconcile(ctx: ToolContext) -> object:
-    """Whether the shipment is there; if not, it never will be."""
-    if (FOLDER / f"shipped.{ctx.operation_id}").exists():
-        return "shipped"
-    (FOLDER / f"fence.{ctx.operation_id}.{ctx.generation}").touch()
-    return NOT_EXECUTED
+    """Whether this generation was shipped; if not, it never will be."""
+    fenced = claim(ctx.operation_id, ctx.generation, "fenced")
+    return NOT_EXECUTED if fenced else "shipped"
 
 
 @tool

@@ -358,7 +358,9 @@ def contents(store: Store) -> dict[str, list[tuple[Any, ...]]]:
 
     def read(tx: Any) -> dict[str, list[tuple[Any, ...]]]:
         return {
-            name: sorted((tuple(row) for row in tx.execute(text(f"select * from {name}"))), key=repr)
+            name: sorted(
+                (tuple(row) for row in tx.execute(text(f"select * from {name}"))), key=repr
+            )
             for name in METADATA.tables
         }
 

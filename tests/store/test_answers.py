@@ -188,7 +188,9 @@ def test_aborted_text_is_never_part_of_a_request_nor_of_the_transcript(store: St
     said = [message.text for message in turn.transcript()]
 
     assert said == ["hello", "fresh words"]
-    assert "aborted words" not in "".join(row[0] for row in rows(store, "select payload from events"))
+    assert "aborted words" not in "".join(
+        row[0] for row in rows(store, "select payload from events")
+    )
 
 
 def test_an_attempt_that_streamed_nothing_leaves_no_aborted_row(store: Store) -> None:

@@ -319,9 +319,7 @@ def test_the_heir_sees_what_the_dead_turn_left(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("name", "epoch"), [("request-1", 2), ("request-9", 1)])
-def test_an_eviction_of_somebody_else_changes_nothing(
-    store: Store, name: str, epoch: int
-) -> None:
+def test_an_eviction_of_somebody_else_changes_nothing(store: Store, name: str, epoch: int) -> None:
     TurnDriver(store).prepare()
     named = TurnDriver(store, name).turn_id
     other = TurnDriver(store, "request-2", acting=owner("second"))

@@ -311,9 +311,9 @@ async def test_a_cancelled_turn_whose_worker_was_lost_runs_no_tool_again(
         await client.start_workflow("AgentTurn", value, id=task_queue, task_queue=task_queue)
         handle = client.get_workflow_handle(task_queue)
         await until(lambda: effect_counts(tmp_path))
-        await handle.cancel()
-        await first.reached("stop_attempt.before")
         async with WorkerProcess(tmp_path, **where):
+            await handle.cancel()
+            await first.reached("stop_attempt.before")
             first.kill()
 
             assert isinstance(await cause_of(handle), CancelledError)
