@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, and_, func, select
 
 from perdure.contracts.errors import LedgerCorruption, LedgerRejection
 from perdure.contracts.events import LedgerEvent, chain_digest, decode_event, encode_event
@@ -36,12 +36,16 @@ class Appender:
         self._conversation = conversation
         self._turn_id = turn_id
         self.ordinal: int = conversation.last_ordinal
+        if not checking:
+            # A damaged counter must not keep the terminal event out.
+            self.ordinal = max(self.ordinal, _last_ordinal(tx, conversation))
         self.seq, self._digest, self._sealed = _chain_end(tx, turn_id, checking=checking)
 
     def append(self, event: LedgerEvent) -> int:
         """Append one event and return its `seq`; an identical one that is there already is a no-op.
 
-        Raises LedgerRejection if the turn is sealed or the id is taken by other content.
+        Raises LedgerRejection if the turn is sealed or the id is taken by other content,
+        LedgerCorruption if its place is.
         """
         payload = encode_event(event)
         if self._sealed:
@@ -77,6 +81,8 @@ class Appender:
         row = self._tx.execute(
             select(EVENTS.c.seq, EVENTS.c.payload).where(EVENTS.c.event_id == event_id)
         ).one_or_none()
+        if row is None and not self._sealed:
+            raise LedgerCorruption("counters", f"the place of event {event_id} is taken")
         if row is None or row.payload != payload:
             raise LedgerRejection(reason, f"event {event_id} cannot be appended")
         return int(row.seq)
@@ -98,9 +104,36 @@ def _chain_end(tx: Connection, turn_id: str, *, checking: bool) -> tuple[int, st
         previous = before.digest if before is not None else ""
         if last.seq != expected_seq:
             raise LedgerCorruption("seq_gap", f"turn {turn_id} lacks an event before {last.seq}")
-        if chain_digest(previous, turn_id, last.seq, last.payload) != last.digest:
-            raise LedgerCorruption("digest_mismatch", f"turn {turn_id} event {last.seq}")
+        _check_link(previous, turn_id, last)
     return int(last.seq), str(last.digest), last.kind == "turn_ended"
+
+
+def _last_ordinal(tx: Connection, conversation: Row[Any]) -> int:
+    where = (
+        EVENTS.c.namespace == conversation.namespace,
+        EVENTS.c.conversation_id == conversation.conversation_id,
+    )
+    return int(tx.execute(select(func.max(EVENTS.c.ordinal)).where(*where)).scalar() or 0)
+
+
+def find_event(tx: Connection, event_id: str) -> StoredEvent | None:
+    """One event that is acted on: its own link of the chain is checked, not the whole chain.
+
+    Raises LedgerCorruption where the event is not what was once appended.
+    """
+    before = EVENTS.alias("before")
+    linked = and_(before.c.turn_id == EVENTS.c.turn_id, before.c.seq == EVENTS.c.seq - 1)
+    row = tx.execute(
+        select(EVENTS, before.c.digest.label("previous"))
+        .outerjoin(before, linked)
+        .where(EVENTS.c.event_id == event_id)
+    ).one_or_none()
+    if row is None:
+        return None
+    if row.previous is None and row.seq != 1:
+        raise LedgerCorruption("seq_gap", f"turn {row.turn_id} lacks event {row.seq - 1}")
+    _check_link(row.previous or "", row.turn_id, row)
+    return decode_row(row)
 
 
 def read_turn_events(tx: Connection, turn_id: str, through: int | None = None) -> list[StoredEvent]:
@@ -121,11 +154,15 @@ def decode_chain(turn_id: str, rows: Sequence[Row[Any]]) -> list[StoredEvent]:
     for position, row in enumerate(rows, start=1):
         if row.seq != position:
             raise LedgerCorruption("seq_gap", f"turn {turn_id} lacks event {position}")
-        if chain_digest(previous, turn_id, row.seq, row.payload) != row.digest:
-            raise LedgerCorruption("digest_mismatch", f"turn {turn_id} event {row.seq}")
+        _check_link(previous, turn_id, row)
         events.append(decode_row(row))
         previous = row.digest
     return events
+
+
+def _check_link(previous: str, turn_id: str, row: Row[Any]) -> None:
+    if chain_digest(previous, turn_id, row.seq, row.payload) != row.digest:
+        raise LedgerCorruption("digest_mismatch", f"turn {turn_id} event {row.seq}")
 
 
 def decode_row(row: Row[Any]) -> StoredEvent:

@@ -7,10 +7,11 @@ the winner's outcome. A damaged turn still gets its terminal event (promise P10)
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy.exc import IntegrityError
 
 from perdure.contracts.canonical import sanitise_text
 from perdure.contracts.conversation import messages_of_turn
-from perdure.contracts.errors import LedgerCorruption
+from perdure.contracts.errors import CheckpointError, LedgerCorruption
 from perdure.contracts.events import (
     LedgerEvent,
     ModelAnswered,
@@ -86,13 +87,33 @@ def close_turn(
     detail: str,
 ) -> TurnResult:
     """End an open turn failed or cancelled: every open call is closed, a marker tells the next."""
+    ending: dict[str, Any] = {
+        "status": status,
+        "stop_reason": stop_reason,
+        "detail": sanitise_text(detail)[:ERROR_CHARS_MAX],
+    }
+    savepoint = tx.begin_nested()
     try:
-        events = [stored.event for stored in read_turn_events(tx, turn.turn_id)]
-        appender = Appender(tx, conversation, turn.turn_id)
-    except LedgerCorruption:
-        return _end_damaged(
-            tx, conversation, turn, status=status, stop_reason=stop_reason, detail=detail
-        )
+        result = _end_whole(tx, conversation, turn, **ending)
+    except (LedgerCorruption, CheckpointError, IntegrityError):
+        # Wherever the damage shows: the terminal event is written all the same.
+        savepoint.rollback()
+        return _end_damaged(tx, conversation, turn, **ending)
+    savepoint.commit()
+    return result
+
+
+def _end_whole(
+    tx: Connection,
+    conversation: Row[Any],
+    turn: Row[Any],
+    *,
+    status: TurnStatus,
+    stop_reason: str,
+    detail: str,
+) -> TurnResult:
+    events = [stored.event for stored in read_turn_events(tx, turn.turn_id)]
+    appender = Appender(tx, conversation, turn.turn_id)
     _close_calls(tx, appender, events, status)
     events = [stored.event for stored in read_turn_events(tx, turn.turn_id)]
     messages = messages_of_turn(events)
@@ -187,7 +208,6 @@ def _write_end(
 ) -> TurnResult:
     version, last_sequence = write_messages(tx, conversation, messages, turn.turn_id)
     usage = turn_usage(tx, turn.turn_id)
-    detail = detail[:ERROR_CHARS_MAX]
     step = answer[0] if answer is not None else None
     _append_end(appender, turn, status, stop_reason, detail, step, usage, version)
     appender.close(version=version, last_sequence=last_sequence, active_turn_id=None)

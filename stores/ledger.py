@@ -98,7 +98,9 @@ def commit_answer(tx: Connection, command: CommitAnswer) -> StepState:
     check_not_behind(ref, appender.seq)
     step = tx.execute(
         select(STEPS).where(STEPS.c.turn_id == turn.turn_id, STEPS.c.step == answered.step)
-    ).one()
+    ).one_or_none()
+    if step is None:
+        raise LedgerBehind(f"the ledger lacks step {answered.step} of turn {turn.turn_id}")
     base: dict[str, Any] = {"agent": turn.agent, "epoch": turn.epoch}
     if step.answered:
         # Of an attempt that comes second the cost is kept; the one that won is not counted again.

@@ -37,7 +37,7 @@ from perdure.stores.commands import (
     ReportReconcile,
     SettleCall,
 )
-from perdure.stores.event_log import Appender, decode_row
+from perdure.stores.event_log import Appender, find_event, read_turn_events
 from perdure.stores.finish import stored_result
 from perdure.stores.ledger import lock_turn
 from perdure.stores.partials import read_partial
@@ -244,6 +244,8 @@ def _open_call(
     if called is None:
         if ref.seq > _last_seq(tx, turn.turn_id):
             raise LedgerBehind(f"the ledger lacks call {index} of step {step} of {turn.turn_id}")
+        # A rejection says that the store is healthy: look before it is said.
+        read_turn_events(tx, turn.turn_id)
         raise LedgerRejection("orphan_dispatch", f"step {step} has no call {index}")
     return conversation, turn, called, None
 
@@ -390,14 +392,11 @@ def _latest_attempt(tx: Connection, operation_id: str) -> Row[Any] | None:
 
 
 def _find_called(tx: Connection, operation_id: str) -> ToolCalled | None:
-    row = tx.execute(
-        select(EVENTS).where(EVENTS.c.event_id == called_event_id(operation_id))
-    ).one_or_none()
-    if row is None:
+    stored = find_event(tx, called_event_id(operation_id))
+    if stored is None:
         return None
-    event = decode_row(row).event
-    assert isinstance(event, ToolCalled)
-    return event
+    assert isinstance(stored.event, ToolCalled)
+    return stored.event
 
 
 def _is_settled(tx: Connection, operation_id: str) -> bool:
@@ -437,14 +436,11 @@ def _keep_late(tx: Connection, command: SettleCall, turn_id: str, reason: str) -
 
 
 def _decision_of(tx: Connection, operation_id: str, generation: int) -> Decision | None:
-    row = tx.execute(
-        select(EVENTS).where(EVENTS.c.event_id == f"{operation_id}_decision_{generation}")
-    ).one_or_none()
-    if row is None:
+    stored = find_event(tx, f"{operation_id}_decision_{generation}")
+    if stored is None:
         return None
-    event = decode_row(row).event
-    assert isinstance(event, RecoveryDecided)
-    return event.decision
+    assert isinstance(stored.event, RecoveryDecided)
+    return stored.event.decision
 
 
 def _append_recovery(appender: Appender, called: ToolCalled, command: ReportReconcile) -> Decision:

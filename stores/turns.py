@@ -14,6 +14,7 @@ from perdure.contracts.canonical import content_digest
 from perdure.contracts.errors import (
     Fenced,
     LedgerBehind,
+    LedgerCorruption,
     LedgerRejection,
     RequestConflict,
     StepLimit,
@@ -36,7 +37,7 @@ from perdure.stores.checkpoints import (
 )
 from perdure.stores.clock import now
 from perdure.stores.commands import Eviction, Holder, PrepareKind, PrepareStep, StepState
-from perdure.stores.event_log import Appender, decode_row
+from perdure.stores.event_log import Appender, decode_row, find_event, read_turn_events
 from perdure.stores.finish import close_turn, stored_result
 from perdure.stores.partials import abort_partial
 from perdure.stores.rows import find_turn, insert_new, lock_conversation
@@ -325,13 +326,12 @@ def _prepare(
 
 def user_message_of(tx: Connection, turn_id: str) -> UserMessageRecorded:
     """The event that opened the turn."""
-    row = tx.execute(
-        select(EVENTS).where(EVENTS.c.turn_id == turn_id, EVENTS.c.seq == 1)
-    ).one_or_none()
-    event = decode_row(row).event if row is not None else None
-    if not isinstance(event, UserMessageRecorded):
+    stored = find_event(tx, user_event_id(turn_id))
+    if stored is None or not isinstance(stored.event, UserMessageRecorded):
+        # A rejection says that the store is healthy: look before it is said.
+        read_turn_events(tx, turn_id)
         raise LedgerRejection("not_opened", f"turn {turn_id} does not begin with its message")
-    return event
+    return stored.event
 
 
 def _check_order(tx: Connection, turn: Row[Any], opened: UserMessageRecorded, step: int) -> None:
@@ -373,12 +373,10 @@ def _prepared_fact(
 
 
 def _stored_prepared(tx: Connection, turn_id: str, step: int, prepared: int) -> ModelPrepared:
-    row = tx.execute(
-        select(EVENTS).where(EVENTS.c.event_id == prepared_event_id(turn_id, step, prepared))
-    ).one()
-    event = decode_row(row).event
-    assert isinstance(event, ModelPrepared)
-    return event
+    stored = find_event(tx, prepared_event_id(turn_id, step, prepared))
+    if stored is None or not isinstance(stored.event, ModelPrepared):
+        raise LedgerCorruption("event_missing", f"turn {turn_id} lacks the request of step {step}")
+    return stored.event
 
 
 def _keep_blobs(tx: Connection, command: PrepareStep) -> None:

@@ -81,15 +81,16 @@ class Stage:
         message: str,
         request: str = "r1",
         *,
-        conversation: str | None = None,
         workflow_id: str | None = None,
+        **changes: Any,
     ) -> Handle:
         """Start a turn as any service does; each start has a workflow id of its own."""
         value = {
             "agent": "stage",
-            "conversation_id": conversation or self.conversation,
+            "conversation_id": self.conversation,
             "request_id": request,
             "message": message,
+            **changes,
         }
         workflow_id = workflow_id or f"start-{uuid.uuid4().hex[:8]}"
         await self._client.start_workflow(
@@ -98,10 +99,9 @@ class Stage:
         # Not the handle of the start: it would stay with the run that a reset replaces.
         return self._client.get_workflow_handle(workflow_id)
 
-    def turn_id(self, request: str = "r1", conversation: str | None = None) -> str:
+    def turn_id(self, request: str = "r1") -> str:
         """The id of that request's turn."""
-        key = TurnKey(conversation_id=conversation or self.conversation, request_id=request)
-        return key.turn_id
+        return TurnKey(conversation_id=self.conversation, request_id=request).turn_id
 
     def asked(self, request: str = "r1") -> Counter[int]:
         """How often the model was asked, by step."""
@@ -111,6 +111,22 @@ class Stage:
     def last_messages(self) -> tuple[Message, ...]:
         """What the model was sent last."""
         return self.model.requests[-1].messages
+
+    def events(self, request: str = "r1") -> list[LedgerEvent]:
+        """What the ledger has of the turn so far."""
+        return [recorded.event for recorded in self.reader.turn_events(self.turn_id(request))]
+
+    def sound(self, request: str = "r1") -> list[LedgerEvent]:
+        """The events of an ended turn, once what is promised of any is checked (P1, P4, P8)."""
+        events = self.events(request)
+        assert [event for event in events if isinstance(event, TurnEnded)] == events[-1:]
+        called = [event.operation_id for event in events if isinstance(event, ToolCalled)]
+        results = [event.operation_id for event in events if isinstance(event, ToolSettled)]
+        assert sorted(called) == sorted(set(results)) == sorted(results)
+        steps = [event.step for event in events if isinstance(event, ModelAnswered)]
+        assert steps == list(range(1, len(steps) + 1))
+        assert self.reader.partials(self.turn_id(request)) == []
+        return events
 
     def release(self) -> None:
         """Let everything go on that holds, and nothing hold any more."""
@@ -225,19 +241,6 @@ class Gates:
         for event in self._open.values():
             event.set()
         failpoints.install({})
-
-
-def sound(reader: Reader, turn_id: str) -> list[LedgerEvent]:
-    """The events of an ended turn, once what is promised of every turn is checked (P1, P4, P8)."""
-    events = [recorded.event for recorded in reader.turn_events(turn_id)]
-    assert [event for event in events if isinstance(event, TurnEnded)] == events[-1:]
-    called = [event.operation_id for event in events if isinstance(event, ToolCalled)]
-    settled = [event.operation_id for event in events if isinstance(event, ToolSettled)]
-    assert sorted(called) == sorted(set(settled)) == sorted(settled)
-    steps = [event.step for event in events if isinstance(event, ModelAnswered)]
-    assert steps == list(range(1, len(steps) + 1))
-    assert reader.partials(turn_id) == []
-    return events
 
 
 def settled(events: list[LedgerEvent]) -> dict[str, tuple[str, str]]:

@@ -14,7 +14,6 @@ from harness.turn_stage import (
     cause_of,
     result_of,
     settled,
-    sound,
     status_of,
 )
 from harness.turns import assert_sendable
@@ -85,11 +84,26 @@ async def test_a_turn_cancelled_before_it_opened_is_found_ended_by_all_that_come
         assert failure.type == "cancelled"
         assert TurnResult.model_validate(failure.details[0]).status is TurnStatus.CANCELLED
         assert (await result_of(await stage.start("hello", "next"))).conversation_version == 1
-    kinds = [event.kind for event in sound(stage.reader, stage.turn_id())]
+    kinds = [event.kind for event in stage.sound()]
     assert kinds == ["user_message", "turn_ended"]
     assert (stage.effects, stage.asked()) == ({}, {})
     said = [entry.message.text for entry in stage.reader.transcript("default", stage.conversation)]
     assert said == ["hello", "hello"]
+
+
+async def test_a_cancelled_turn_that_could_not_have_opened_fails_with_its_refusal(
+    stage: Stage, running: Any
+) -> None:
+    async with running(stage.app, STEADY):
+        await result_of(await stage.start("hello"))
+    handle = await stage.start("hello", "r2", namespace="other")
+    await handle.cancel()
+
+    async with running(stage.app, STEADY):
+        failure = await cause_of(handle)
+
+    assert isinstance(failure, ApplicationError)
+    assert failure.type == "namespace_mismatch"
 
 
 async def test_a_turn_cancelled_while_its_model_streams_keeps_the_text_as_aborted(
@@ -107,7 +121,7 @@ async def test_a_turn_cancelled_while_its_model_streams_keeps_the_text_as_aborte
     assert details is not None
     assert [partial.text for partial in details.aborted_partials] == ["one "]
     assert stage.asked() == {1: 1}
-    assert [event.kind for event in sound(stage.reader, stage.turn_id())] == [
+    assert [event.kind for event in stage.sound()] == [
         "user_message",
         "model_prepared",
         "turn_ended",
@@ -136,7 +150,7 @@ async def test_a_running_tool_gets_a_short_while_then_its_call_is_closed(
 
         await is_cancelled(stage, handle)
         assert f"Call {name}: {effect}" in await next_turn_goes_on(stage)
-    said = settled(sound(stage.reader, stage.turn_id()))[name]
+    said = settled(stage.sound())[name]
     assert said[0] == status
     assert text in said[1]
     assert (stage.effects, stage.asked()) == ({name: 1}, {1: 1})
@@ -157,7 +171,7 @@ async def test_the_result_of_a_plain_tool_that_ignores_the_cancellation_is_kept_
         stage.release()
         await until(lambda: late_results(stage.reader, stage.turn_id()))
     assert late_results(stage.reader, stage.turn_id()) == ["carved"]
-    assert settled(sound(stage.reader, stage.turn_id()))["carve"][0] == "interrupted"
+    assert settled(stage.sound())["carve"][0] == "interrupted"
     assert stage.effects == {"carve": 1}
 
 
@@ -181,7 +195,7 @@ async def test_a_call_that_was_not_dispatched_is_closed_as_not_executed_and_stay
         held.remove()
         marker = await next_turn_goes_on(stage)
     assert "Call send: was not executed. Call look: was not executed." in marker
-    said = settled(sound(stage.reader, stage.turn_id()))
+    said = settled(stage.sound())
     assert {status for status, _ in said.values()} == {"not_executed"}
     assert stage.effects == {}
 
@@ -222,7 +236,7 @@ async def test_an_answer_committed_while_the_end_is_on_its_way_is_the_result(
 async def completes_unmarked(stage: Stage, handle: Handle) -> None:
     """Workflow and ledger say COMPLETED, and the next turn sees an ordinary conversation."""
     assert await status_of(handle) is COMPLETED
-    kinds = [event.kind for event in sound(stage.reader, stage.turn_id())]
+    kinds = [event.kind for event in stage.sound()]
     assert kinds == ["user_message", "model_prepared", "model_answered", "turn_ended"]
     turn = stage.reader.turn(stage.turn_id())
     assert turn is not None
@@ -255,7 +269,7 @@ async def test_an_answer_that_comes_after_the_end_changes_nothing_but_is_paid_fo
         held.remove()
         await until(lambda: attempt_status(stage) == ["superseded"])
         assert await next_turn_goes_on(stage)
-    kinds = [event.kind for event in sound(stage.reader, stage.turn_id())]
+    kinds = [event.kind for event in stage.sound()]
     assert kinds == ["user_message", "model_prepared", "turn_ended"]
 
 
@@ -279,7 +293,7 @@ async def test_text_that_comes_after_the_end_is_not_shown_as_a_partial(
         stage.release()
 
         assert await next_turn_goes_on(stage)
-    sound(stage.reader, stage.turn_id())
+    stage.sound()
 
 
 async def test_cancelling_again_while_the_turn_ends_changes_nothing(
@@ -298,7 +312,7 @@ async def test_cancelling_again_while_the_turn_ends_changes_nothing(
 
         await is_cancelled(stage, handle)
         assert await next_turn_goes_on(stage)
-    assert settled(sound(stage.reader, stage.turn_id()))["send"][0] == "interrupted"
+    assert settled(stage.sound())["send"][0] == "interrupted"
 
 
 async def test_a_cancelled_turn_whose_worker_was_lost_runs_no_tool_again(
