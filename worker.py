@@ -29,7 +29,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 from perdure.activities.engine import Engine
 from perdure.activities.registry import activities_of
 from perdure.agents import App, load_app
-from perdure.contracts.errors import PerdureError
+from perdure.contracts.errors import PerdureError, SetupError
 from perdure.contracts.timing import set_timing
 from perdure.settings import Settings, connect, load_settings
 from perdure.stores import Store, open_store
@@ -83,11 +83,16 @@ class PerdurePlugin(SimplePlugin):
         self._owned: Store | None = None
         self._engine: Engine | None = None
         super().__init__(  # pyright: ignore[reportUnknownMemberType] -- the SDK's own callables
-            "perdure.PerdurePlugin", workflows=[AgentTurn], run_context=self._running
+            "perdure.PerdurePlugin",
+            workflows=[AgentTurn],
+            workflow_runner=workflow_runner,
+            run_context=self._running,
         )
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
         """Add workflow, activities and settings; opens the store if it is a URL."""
+        if self._engine is not None:
+            raise SetupError("one PerdurePlugin serves one worker; make another for another worker")
         set_timing(self._settings.timing)
         store = self._store
         if not isinstance(store, Store):
@@ -103,14 +108,16 @@ class PerdurePlugin(SimplePlugin):
         )
         hosted = list(settled.get("activities") or [])
         settled["activities"] = [*hosted, *activities_of(self._engine)]
-        settled["workflow_runner"] = workflow_runner(settled.get("workflow_runner"))
         settled.update(_timing_of(self._settings))
         return cast("WorkerConfig", settled)
 
     @contextlib.asynccontextmanager
     async def _running(self) -> AsyncGenerator[None]:
         engine = self._engine
-        assert engine is not None, "the plugin runs only with a worker"
+        if engine is None:
+            # A Replayer runs workflows only.
+            yield
+            return
         try:
             async with self._app.dependencies() as deps:
                 engine.deps = deps

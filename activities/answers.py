@@ -12,7 +12,13 @@ from typing import Any, cast
 from perdure.activities.results import refused
 from perdure.agents import Agent, InvalidArguments
 from perdure.contracts.calls import TurnRef
-from perdure.contracts.canonical import canonical_json, content_digest, encoded_bytes, sanitised
+from perdure.contracts.canonical import (
+    canonical_json,
+    content_digest,
+    encoded_bytes,
+    nests_deeper,
+    sanitised,
+)
 from perdure.contracts.errors import ModelProtocolError
 from perdure.contracts.events import (
     ModelAnswered,
@@ -26,6 +32,7 @@ from perdure.contracts.limits import (
     ARGUMENTS_BYTES_MAX,
     CALLS_PER_STEP_MAX,
     ID_CHARS_MAX,
+    NESTING_LEVELS_MAX,
     TOOL_NAME_CHARS_MAX,
 )
 from perdure.contracts.messages import Part, TextPart, ToolCallPart, ToolResultPart
@@ -73,18 +80,39 @@ def plan_answer(
 
 
 def check_response(response: ModelResponse) -> None:
-    """Raises ModelProtocolError: calls announced and missing, results in an answer, too large."""
+    """Raises ModelProtocolError: calls announced and missing, results in an answer, too large,
+    provider data that is no JSON.
+    """
     has_call = any(isinstance(part, ToolCallPart) for part in response.parts)
     if response.finish_reason is FinishReason.TOOL_CALLS and not has_call:
         raise ModelProtocolError("the response announces tool calls and has none")
     if any(isinstance(part, ToolResultPart) for part in response.parts):
         raise ModelProtocolError("the response contains tool results; only we write those")
-    size = encoded_bytes(response.model_dump(mode="json")["parts"])
+    size = _encoded_parts_bytes(response)
     if size > ANSWER_PARTS_BYTES_MAX:
         raise ModelProtocolError(
             f"the response has {size} encoded bytes, at most {ANSWER_PARTS_BYTES_MAX} fit",
             retryable=False,
         )
+
+
+def _encoded_parts_bytes(response: ModelResponse) -> int:
+    for part in response.parts:
+        data = None if isinstance(part, (TextPart, ToolResultPart)) else part.provider_data
+        if nests_deeper(data, NESTING_LEVELS_MAX):
+            raise ModelProtocolError("the response's provider data is nested too deep")
+        try:
+            canonical_json(data)
+        except (ValueError, TypeError, RecursionError):
+            raise ModelProtocolError("the response's provider data is no JSON") from None
+    parts = [part.model_copy(update={"arguments": {}}) for part in response.parts]
+    shown = [part.model_dump(mode="json") for part in parts]
+    raw = [part.arguments for part in response.parts if isinstance(part, ToolCallPart)]
+    try:
+        return encoded_bytes(shown) + encoded_bytes(raw)
+    except (ValueError, TypeError, RecursionError):
+        # Arguments that are no JSON are their call's own problem: it is told so.
+        return encoded_bytes(shown)
 
 
 def _plan_call(
@@ -143,8 +171,10 @@ def _read_arguments(part: ToolCallPart) -> tuple[dict[str, Any], ToolOutcome | N
             return {}, _invalid("they are not valid JSON")
     if not isinstance(value, dict):
         return {}, _invalid("they are no JSON object")
-    arguments = cast("dict[str, Any]", sanitised(value))
+    if nests_deeper(value, NESTING_LEVELS_MAX):
+        return {}, _invalid(f"they are nested deeper than {NESTING_LEVELS_MAX} levels")
     try:
+        arguments = cast("dict[str, Any]", sanitised(value))
         size = len(canonical_json(arguments).encode())
     except (ValueError, TypeError, RecursionError):
         return {}, _invalid("they contain values that JSON does not have")

@@ -17,6 +17,7 @@ from perdure.activities.providers import resolve_model
 from perdure.activities.pulse import Pulse
 from perdure.agents import Agent, App
 from perdure.contracts.calls import Owner, TurnRef
+from perdure.contracts.errors import AuthoringError
 from perdure.contracts.limits import PREVIEW_CHARS_MAX
 from perdure.contracts.model import Model
 from perdure.contracts.turn import TurnResult
@@ -51,9 +52,15 @@ class Engine:
         if not isinstance(agent.model, str):
             return agent.model
         # A changed agent must not change a request that is already prepared (promise P7).
-        if prepared_name not in self._models:
-            self._models[prepared_name] = resolve_model(prepared_name)
-        return self._models[prepared_name]
+        for name in (prepared_name, agent.model):
+            try:
+                if name not in self._models:
+                    self._models[name] = resolve_model(name)
+                return self._models[name]
+            except AuthoringError:
+                if name == agent.model:
+                    raise
+        raise AssertionError("the agent's own model is always the last")
 
     def keep_running(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Start work that may outlive its activity: an effect on its way to T2."""

@@ -14,6 +14,7 @@ from typing import Any
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from perdure.contracts.errors import (
+    ERROR_CODES_AT_OPENING,
     ModelError,
     OwnershipError,
     PerdureError,
@@ -42,8 +43,12 @@ def as_failure(error: PerdureError, *, retry_after_s: float | None = None) -> Ap
     )
 
 
-def translated(function: Activity) -> Activity:
-    """Wrap an activity so that only failures of ours leave it."""
+def translated(function: Activity, *, for_ever: bool = False) -> Activity:
+    """Wrap an activity so that only failures of ours leave it.
+
+    With `for_ever`, everything but a refusal of the request is tried again: a workflow could do
+    nothing else with such a failure.
+    """
 
     @functools.wraps(function)
     async def run(value: Any) -> dict[str, Any]:
@@ -52,9 +57,11 @@ def translated(function: Activity) -> Activity:
         except ApplicationError:
             raise
         except PerdureError as error:
+            if for_ever and error.code not in ERROR_CODES_AT_OPENING:
+                error.retryable = True
             raise as_failure(error) from None
         except AssertionError as error:
-            raise _bug(error, "AssertionError", retryable=False) from None
+            raise _bug(error, "AssertionError", retryable=for_ever) from None
         except Exception as error:  # The process's edge: its text could carry anybody's values.
             raise _bug(error, "internal_error", retryable=True) from None
 
@@ -67,6 +74,6 @@ def _bug(error: Exception, code: str, *, retryable: bool) -> ApplicationError:
     logger.error("%s in %s", type(error).__name__, where)
     return ApplicationError(
         f"{type(error).__name__} in {where}; see the worker's log",
-        type=code,
+        type="internal_error" if retryable else code,
         non_retryable=not retryable,
     )

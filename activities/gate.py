@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from typing import Any
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
@@ -168,7 +169,10 @@ class Gate:
             if reply.holder_is_lost:
                 match after_lost_effect(reply.safety):
                     case LostEffect.INTERRUPT:
-                        return await self._interrupt(reply, ResultReason.WORKER_LOST)
+                        reply = await self._interrupt(reply, ResultReason.WORKER_LOST)
+                        if reply.kind is not DispatchKind.HELD:
+                            return reply
+                        # The holder came back to life between two looks: wait for it.
                     case LostEffect.RECONCILE:
                         return reply
                     case LostEffect.RERUN:
@@ -202,7 +206,7 @@ class Gate:
         assert self._tool is not None
         assert held.called is not None
         context = self._context(held.called, held.generation, threading.Event())
-        answer = await self._tool.run_reconcile(held.called.arguments, context)
+        answer = await self._reconciled(held.called.arguments, context)
         observation, outcome = Observation.EXECUTED, None
         if answer is NOT_EXECUTED:
             observation = Observation.NOT_EXECUTED
@@ -219,6 +223,19 @@ class Gate:
             outcome=outcome,
         )
         return await self._ledger.run_to_its_end(report_reconcile, report)
+
+    async def _reconciled(self, arguments: dict[str, Any], context: ToolContext) -> object:
+        assert self._tool is not None
+        timeout_s = self._tool.timeout_s or current_timing().tool_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._tool.run_reconcile(arguments, context)
+        except Exception as error:  # An author's code: its text is not for Temporal.
+            raise ApplicationError(
+                f"the reconcile function raised {type(error).__name__}; it is asked again",
+                type="reconcile_failed",
+                category=ApplicationErrorCategory.BENIGN,
+            ) from None
 
     async def _supervise(self, beating: Beating, reply: DispatchReply) -> EffectResult:
         assert self._tool is not None
@@ -238,7 +255,7 @@ class Gate:
                     outliving = True
                     continue
                 flag.set()
-                effect.cancel()
+                effect.cancel(stopping=activity.is_worker_shutdown())
                 if await self._wait_after_cancel(task):
                     break
                 # A plain tool is never killed: it runs on, and its result will be late.
@@ -338,10 +355,15 @@ class Effect:
         self._flag = flag
         self._function: asyncio.Task[object] | None = None
         self._cancelled = False
+        self._stopping = False
 
-    def cancel(self) -> None:
-        """Cancel a coroutine tool; a plain one only sees its flag."""
+    def cancel(self, *, stopping: bool) -> None:
+        """Cancel a coroutine tool; a plain one only sees its flag.
+
+        `stopping`: its worker stops, which is no reason to write an outcome.
+        """
         self._cancelled = True
+        self._stopping = stopping
         if self._function is not None and self._tool.is_async:
             self._function.cancel()
 
@@ -368,6 +390,11 @@ class Effect:
             await self._ledger.run(stop_attempt, self._token)
             return EffectResult(EffectEnd.STOPPED)
         error = function.exception()
+        rerun = self._safety in (ReplaySafety.SAFE, ReplaySafety.KEYED)
+        if self._stopping and (rerun or error is not None):
+            # How a tool ends when its worker stops says nothing about its effect.
+            await self._ledger.run(stop_attempt, self._token)
+            return EffectResult(EffectEnd.STOPPED)
         if error is None:
             return await self._settle(outcome_of(function.result()))
         return await self._failed(error)
@@ -395,7 +422,9 @@ class Effect:
         self._flag.set()
         if self._tool.is_async:
             function.cancel()
-        self._engine.keep_running(self._keep_late(function), "perdure-late-result")
+        if not self._tool.is_async or self._safety is ReplaySafety.UNSAFE:
+            # What a cancelled coroutine returns is its clean-up's word; an UNSAFE call is closed.
+            self._engine.keep_running(self._keep_late(function), "perdure-late-result")
         if self._safety in (ReplaySafety.SAFE, ReplaySafety.KEYED):
             if self._errors + 1 < TOOL_ERROR_TRIES:
                 return await self._retry(None)

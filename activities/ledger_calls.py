@@ -65,27 +65,40 @@ class LedgerCalls:
         *args: Args.args,
         **kwargs: Args.kwargs,
     ) -> Result:
-        """Run a command that a cancellation must not leave half known; the cancellation follows."""
-        return await to_its_end(self.run(command, *args, **kwargs))
+        """Run a command that a cancellation must not leave half known; the cancellation follows.
+
+        Once cancelled, a ledger that does not answer is not asked again: its commands are safe to
+        be left unanswered, and a worker must be able to stop without its database.
+        """
+        giving_up = asyncio.Event()
+        call = lambda: self.store.transact(command, *args, **kwargs)  # noqa: E731
+        return await to_its_end(self._until_answered(call, giving_up), giving_up)
 
     def close(self) -> None:
         """Stop the threads; running commands end by themselves."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _until_answered(self, call: Callable[[], Result]) -> Result:
+    async def _until_answered(
+        self, call: Callable[[], Result], giving_up: asyncio.Event | None = None
+    ) -> Result:
         delay = _FIRST_DELAY_S
         loop = asyncio.get_running_loop()
         while True:
             try:
                 return await loop.run_in_executor(self._pool, call)
             except StoreUnavailable as error:
+                if giving_up is not None and giving_up.is_set():
+                    raise
                 logger.warning("the ledger does not answer, trying again: %s", error)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, _DELAY_MAX_S)
 
 
-async def to_its_end(work: Awaitable[Result]) -> Result:
-    """Await `work` also through cancellations, then let the cancellation go on."""
+async def to_its_end(work: Awaitable[Result], giving_up: asyncio.Event | None = None) -> Result:
+    """Await `work` also through cancellations, then let the cancellation go on.
+
+    `giving_up` is set by the first cancellation, for work that can then end sooner.
+    """
     task: asyncio.Future[Any] = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -95,9 +108,14 @@ async def to_its_end(work: Awaitable[Result]) -> Result:
             if task.cancelled():
                 raise
             cancelled = error
+            if giving_up is not None:
+                giving_up.set()
         except BaseException:
             # The task's own failure is raised by `result` below, after the loop.
             break
     if cancelled is not None:
+        if not task.cancelled():
+            # Retrieved, so that a failure is not reported as forgotten.
+            task.exception()
         raise cancelled
     return task.result()

@@ -22,13 +22,17 @@ from perdure.agents import Agent
 from perdure.contracts.calls import CallModel, CallRef, StepKind, StepReply
 from perdure.contracts.canonical import canonical_json
 from perdure.contracts.errors import (
+    AgentUnavailable,
+    AuthoringError,
     CapabilityDenied,
     ConversationBusy,
+    Fenced,
     LedgerBehind,
     ModelError,
     ModelFailed,
     ModelUnavailable,
-    SinkClosed,
+    PerdureError,
+    RequestError,
     Superseded,
 )
 from perdure.contracts.events import ModelPrepared, ToolCalled, UserMessageRecorded
@@ -36,6 +40,7 @@ from perdure.contracts.failpoints import failpoint
 from perdure.contracts.messages import Message
 from perdure.contracts.model import ModelRequest, ModelResponse
 from perdure.contracts.safety import MODEL_ERROR_TRIES, backoff_s
+from perdure.contracts.timing import current_timing
 from perdure.contracts.tools import ToolSpec
 from perdure.stores.commands import (
     CommitAnswer,
@@ -53,6 +58,7 @@ from perdure.stores.ledger import (
     find_opened,
     load_context,
     record_superseded,
+    turn_state,
 )
 from perdure.stores.partials import append_step_segments
 from perdure.stores.turns import prepare_step
@@ -72,7 +78,10 @@ class ModelStep:
     async def run(self) -> StepReply:
         """Prepare, call, commit."""
         self._ledger.require(self._ref)
-        agent, selected = await self._agent()
+        try:
+            agent, selected = await self._agent()
+        except (RequestError, AuthoringError) as refusal:
+            return await self._refused(refusal)
         with self._engine.pulse.beating("call_model", activity.heartbeat):
             state = await self._prepare(agent, selected)
             if state.kind is not PrepareKind.READY:
@@ -99,7 +108,18 @@ class ModelStep:
                 f"agent {name} lacks {len(missing)} of the tools this turn asks for; "
                 "tools may narrow the agent's, never widen them"
             )
+        # A model that cannot be had refuses the turn before it is opened.
+        self._engine.model(agent, agent.model_name)
         return agent, selected
+
+    async def _refused(self, refusal: PerdureError) -> StepReply:
+        # A deploy may have taken away the agent of a turn that is open, or ended long ago.
+        status, result = await self._ledger.read(turn_state, self._ref.turn_id)
+        if result is not None:
+            return StepReply(kind=StepKind.OVER, result=self._engine.shown(result))
+        if status is None or self._call.opening is None:
+            raise refusal
+        raise AgentUnavailable(f"the turn is open and cannot go on here: {refusal}")
 
     async def _prepare(self, agent: Agent, selected: tuple[str, ...] | None) -> StepState:
         specs = [spec.model_dump(mode="json") for spec in agent.specs(selected)]
@@ -161,9 +181,9 @@ class ModelStep:
             raise await self._failed(error, state.attempt) from None
 
     async def _stream(self, agent: Agent, state: StepState, request: ModelRequest) -> ModelResponse:
+        model = self._engine.model(agent, request.model)
         recorder = Recorder(self._persist(state.attempt))
         sink = RecordingSink(recorder)
-        model = self._engine.model(agent, request.model)
         try:
             async with asyncio.timeout(agent.model_timeout_s):
                 response = await model.respond(request, sink)
@@ -176,14 +196,15 @@ class ModelStep:
         except (ModelError, asyncio.CancelledError, Superseded):
             raise
         except Exception as error:  # A model is anybody's code: what it raises is its failure.
-            if isinstance(recorder.failure, Superseded):
+            if isinstance(recorder.failure, PerdureError):
+                # The ledger's word, not the model's.
                 raise recorder.failure from None
             logger.warning("the model raised %s", type(error).__name__)
             raise ModelUnavailable(f"the model raised {type(error).__name__}") from None
         finally:
             sink.close()
             if recorder.failure is None:
-                # Text that was accepted is delivered also when the response was cut off.
+                # Text that was accepted is made durable also when the response was cut off.
                 await to_its_end(_close_quietly(recorder))
 
     def _persist(self, attempt: int) -> Any:
@@ -226,9 +247,10 @@ class ModelStep:
             state = await self._ledger.run_to_its_end(commit_answer, command)
         except Superseded:
             await self._keep_cost(command)
-            raise as_failure(
-                Superseded("a newer attempt of this model step has begun", retryable=True)
-            ) from None
+            raise
+        except Fenced:
+            await self._keep_cost(command)
+            return StepReply(kind=StepKind.FOLLOW)
         return self._reply(state, agent)
 
     async def _keep_cost(self, command: CommitAnswer) -> None:
@@ -270,8 +292,10 @@ def _specs(tools_json: str) -> tuple[ToolSpec, ...]:
 
 async def _close_quietly(recorder: Recorder) -> None:
     try:
-        await recorder.close()
-    except SinkClosed:
-        return
+        # Not for ever: a worker must be able to stop without its database.
+        async with asyncio.timeout(current_timing().heartbeat_timeout_s):
+            await recorder.close()
+    except TimeoutError:
+        recorder.abandon()
     except Exception as error:  # The first error is already on its way; this one is only logged.
         logger.warning("the stream could not be closed: %s", type(error).__name__)

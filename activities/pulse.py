@@ -46,6 +46,7 @@ class Pulse:
         self._stop = threading.Event()
         self._answered_s = time.monotonic()
         self._warned = False
+        self._renewing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="perdure-pulse", daemon=True)
         self._thread.start()
 
@@ -110,15 +111,21 @@ class Pulse:
             for entry in entries
             if entry.token and moment - entry.renewed_s >= current_timing().alive_renewal_s
         ]
-        if due:
-            self._renew(due, moment)
+        # In a thread of its own: a locked database must not silence the heartbeats.
+        if due and self._renewing.acquire(blocking=False):
+            threading.Thread(
+                target=self._renew, args=(due, moment), name="perdure-renewal", daemon=True
+            ).start()
 
     def _renew(self, due: list[Beating], moment: float) -> None:
         try:
             self._store.transact(renew_attempts, [entry.token for entry in due if entry.token])
+            for entry in due:
+                entry.renewed_s = moment
         except PerdureError as error:
             # Tried again at the next beat; a holder that cannot reach the ledger counts as lost.
             logger.warning("signs of life could not be written: %s", error)
-            return
-        for entry in due:
-            entry.renewed_s = moment
+        except Exception as error:  # The thread's edge: whatever it is, the next beat tries again.
+            logger.warning("signs of life could not be written: %s", type(error).__name__)
+        finally:
+            self._renewing.release()

@@ -89,6 +89,11 @@ class Recorder:
         await asyncio.wait({self._task})
         self._raise_failure()
 
+    def abandon(self) -> None:
+        """Stop without writing what is still queued: the store does not answer."""
+        self._closed = True
+        self._task.cancel()
+
     @property
     def failure(self) -> BaseException | None:
         """What ended the recorder, if something did."""

@@ -26,6 +26,9 @@ from perdure.contracts.calls import (
 )
 from perdure.contracts.safety import ReplaySafety
 
+# A failure of these could not be answered by the workflow.
+_FOR_EVER = (FOLLOW_TURN.name, END.name)
+
 Run = Callable[[Any], Awaitable[dict[str, Any]]]
 
 
@@ -54,7 +57,9 @@ def activities_of(engine: Engine) -> list[Callable[..., Any]]:
     for agent in engine.app.agents.values():
         for tool in agent.tools:
             named.extend(_tool_activities(engine, agent, tool))
-    return [activity.defn(name=name)(translated(run)) for name, run in named]
+    return [
+        activity.defn(name=name)(translated(run, for_ever=name in _FOR_EVER)) for name, run in named
+    ]
 
 
 def _tool_activities(engine: Engine, agent: Agent, tool: Tool) -> list[tuple[str, Run]]:

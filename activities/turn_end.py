@@ -9,7 +9,7 @@ from perdure.activities.owners import OwnerState, owner_state
 from perdure.contracts.calls import EndReply, EndTurn, FollowReply, FollowTurn
 from perdure.contracts.timing import current_timing
 from perdure.stores.commands import FinishTurn
-from perdure.stores.ledger import end_turn, latest_owner, read_result
+from perdure.stores.ledger import end_turn, latest_owner, read_result, turn_state
 
 _POLL_S_MAX = 0.5
 _ASK_EVERY = 4
@@ -59,7 +59,9 @@ async def end(engine: Engine, command: EndTurn) -> EndReply:
 async def _epoch_of_closed_owner(engine: Engine, follow: FollowTurn) -> int | None:
     found = await engine.ledger.read(latest_owner, follow.turn)
     if found is None:
-        return None
+        # A turn that a restored ledger does not know is opened again; an ended one was seen above.
+        status, _ = await engine.ledger.read(turn_state, follow.turn.turn_id)
+        return 0 if status is None else None
     epoch, owner = found
     if owner == current_owner(follow.run_id):
         # This chain owns the turn itself: it goes on under its own epoch.

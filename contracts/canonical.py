@@ -40,6 +40,22 @@ def sanitised(value: Any) -> Any:
     return value
 
 
+def nests_deeper(value: Any, levels: int) -> bool:
+    """Whether arrays and objects lie in each other deeper than `levels`; not recursive itself."""
+    layer: list[Any] = [value]
+    for _ in range(levels + 1):
+        inner: list[Any] = []
+        for item in layer:
+            if isinstance(item, dict):
+                inner.extend(cast("dict[Any, Any]", item).values())
+            elif isinstance(item, (list, tuple)):
+                inner.extend(cast("list[Any]", item))
+        if not inner:
+            return False
+        layer = inner
+    return any(isinstance(item, (dict, list, tuple)) for item in layer)
+
+
 def canonical_json(value: Any) -> str:
     """Encode plain JSON data canonically.
 

@@ -17,6 +17,7 @@
     ├── ModelError              ModelUnavailable · ModelProtocolError · ModelRefused
     │   └── ModelScriptError
     ├── ToolError               raised by tools; becomes a result for the model
+    ├── AgentUnavailable        the agent of an open turn is gone
     ├── StepLimit               a bound of the turn is reached
     ├── ModelFailed             the model's tries are used up; the turn ends and can be continued
     ├── RecorderError           SinkClosed · RecorderFull · RecorderStopped
@@ -86,6 +87,12 @@ class CapabilityDenied(RequestError):
     code = "capability_denied"
 
 
+class AgentUnavailable(PerdureError):
+    """The turn is open, and this worker lacks its agent or tools: a deploy took them away."""
+
+    code = "agent_unavailable"
+
+
 class RequestConflict(RequestError):
     """The same request id was used before with other content (promise P5)."""
 
@@ -123,9 +130,13 @@ class Fenced(OwnershipError):
 
 
 class Superseded(OwnershipError):
-    """A newer attempt of the same model step has begun; this one stops its stream."""
+    """A newer attempt of the same model step has begun; this one stops its stream.
+
+    Tried again: the newer attempt may be a process that was frozen and is of no use any more.
+    """
 
     code = "superseded"
+    retryable_by_default = True
 
 
 class StoreError(PerdureError):

@@ -13,6 +13,8 @@ TOOL_NAME_CHARS_MAX: Final = 64
 
 MESSAGE_BYTES_MAX: Final = 256 * KIB
 ARGUMENTS_BYTES_MAX: Final = 256 * KIB
+# Readers of JSON give up at a depth of their own; ours lies well under it.
+NESTING_LEVELS_MAX: Final = 100
 INSTRUCTIONS_BYTES_MAX: Final = 256 * KIB
 PREPARED_BLOB_BYTES_MAX: Final = 4 * MIB
 
@@ -35,6 +37,8 @@ ERROR_CHARS_MAX: Final = 300
 PREVIEW_CHARS_MAX: Final = 80
 
 CALLS_PER_STEP_MAX: Final = 128
+# What a counter's column holds in every database; the exact number stands in the answer's event.
+TOKENS_COUNTED_MAX: Final = 2**31 - 1
 MODEL_STEPS_DEFAULT: Final = 64
 MODEL_STEPS_MAX: Final = 1000
 TOOLS_PER_TURN_MAX: Final = 512

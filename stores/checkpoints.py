@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select, update
 
-from perdure.contracts.canonical import canonical_json
+from perdure.contracts.canonical import canonical_json, sanitised
 from perdure.contracts.errors import (
     CheckpointConflict,
     CheckpointMissing,
@@ -57,16 +57,25 @@ def load_checkpoint(tx: Connection, checkpoint_id: str) -> Checkpoint:
     if row is None:
         raise CheckpointMissing(f"there is no checkpoint {checkpoint_id}")
     try:
-        payload = json.loads(row.payload)
+        return Checkpoint(
+            checkpoint_id=row.checkpoint_id,
+            kind=row.kind,
+            schema_version=row.schema_version,
+            revision=row.revision,
+            payload=json.loads(row.payload),
+        )
     except ValueError:
-        raise LedgerCorruption("checkpoint", f"payload of {checkpoint_id} is no JSON") from None
-    return Checkpoint(
-        checkpoint_id=row.checkpoint_id,
-        kind=row.kind,
-        schema_version=row.schema_version,
-        revision=row.revision,
-        payload=payload,
+        raise LedgerCorruption("checkpoint", f"{checkpoint_id} cannot be decoded") from None
+
+
+def is_stored(tx: Connection, checkpoint: Checkpoint) -> bool:
+    """Whether exactly this checkpoint is the stored one."""
+    values = _values(checkpoint)
+    query = select(*(CHECKPOINTS.c[name] for name in values)).where(
+        CHECKPOINTS.c.checkpoint_id == checkpoint.checkpoint_id
     )
+    row = tx.execute(query).mappings().one_or_none()
+    return row is not None and dict(row) == values
 
 
 def swap_checkpoint(tx: Connection, checkpoint: Checkpoint, expected: int | None) -> None:
@@ -80,13 +89,7 @@ def swap_checkpoint(tx: Connection, checkpoint: Checkpoint, expected: int | None
             f"checkpoint {checkpoint.checkpoint_id} cannot go from revision {expected} "
             f"to {checkpoint.revision}"
         )
-    values = {
-        "kind": checkpoint.kind,
-        "schema_version": checkpoint.schema_version,
-        "revision": checkpoint.revision,
-        "payload": canonical_json(checkpoint.payload),
-        "updated_at": now(),
-    }
+    values = {**_values(checkpoint), "updated_at": now()}
     if expected is None:
         if not insert_new(tx, CHECKPOINTS, {"checkpoint_id": checkpoint.checkpoint_id, **values}):
             raise CheckpointConflict(f"checkpoint {checkpoint.checkpoint_id} exists already")
@@ -105,6 +108,15 @@ def swap_checkpoint(tx: Connection, checkpoint: Checkpoint, expected: int | None
             f"checkpoint {checkpoint.checkpoint_id} is at revision {stored.revision}, "
             f"not {expected}"
         )
+
+
+def _values(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {
+        "kind": checkpoint.kind,
+        "schema_version": checkpoint.schema_version,
+        "revision": checkpoint.revision,
+        "payload": canonical_json(sanitised(checkpoint.payload)),
+    }
 
 
 def advance_turn_checkpoint(tx: Connection, turn_id: str, payload: dict[str, Any]) -> None:

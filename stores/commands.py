@@ -6,16 +6,28 @@ its agent has, what a model said. Replies never carry more than the next activit
 
 import secrets
 from enum import StrEnum
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from perdure.contracts.calls import Opening, Owner, TurnRef
+from perdure.contracts.canonical import sanitise_text
 from perdure.contracts.events import ModelAnswered, ModelPrepared, Observation, ToolCalled
 from perdure.contracts.messages import Message
 from perdure.contracts.model import Usage
 from perdure.contracts.safety import ReplaySafety
 from perdure.contracts.tools import ToolOutcome
 from perdure.contracts.turn import TurnResult, TurnStatus
+
+
+def _clean(outcome: ToolOutcome) -> ToolOutcome:
+    full = None if outcome.full is None else sanitise_text(outcome.full)
+    return outcome.model_copy(update={"text": sanitise_text(outcome.text), "full": full})
+
+
+# Real text columns hold no NUL and no lone surrogate (promise P12): replaced where commands begin.
+CleanText = Annotated[str, AfterValidator(sanitise_text)]
+CleanOutcome = Annotated[ToolOutcome, AfterValidator(_clean)]
 
 
 class _Value(BaseModel):
@@ -41,11 +53,11 @@ class PrepareStep(_Value):
     owner: Owner | None = None
     opening: Opening | None = None
     eviction: Eviction | None = None
-    model: str
-    parameters_json: str
-    instructions: str
-    tools_json: str
-    worker: str
+    model: CleanText
+    parameters_json: CleanText
+    instructions: CleanText
+    tools_json: CleanText
+    worker: CleanText
 
 
 class PrepareKind(StrEnum):
@@ -85,7 +97,7 @@ class PlannedCall(_Value):
     """A call of the answer; with `refusal` it is closed at once and nothing is executed."""
 
     called: ToolCalled
-    refusal: ToolOutcome | None = None
+    refusal: CleanOutcome | None = None
 
 
 class CommitAnswer(_Value):
@@ -102,7 +114,7 @@ class FailAttempt(_Value):
     turn: TurnRef
     step: int
     attempt: int
-    error_code: str
+    error_code: CleanText
     usage: Usage = Usage()
 
 
@@ -117,7 +129,7 @@ class DispatchCall(_Value):
     index: int
     token: str
     safety: ReplaySafety
-    worker: str
+    worker: CleanText
     activity: str
     activity_attempt: int
     holder_lost_ms: int
@@ -158,7 +170,7 @@ class SettleCall(_Value):
     operation_id: str
     token: str
     generation: int
-    outcome: ToolOutcome
+    outcome: CleanOutcome
 
 
 class CloseCall(_Value):
@@ -171,7 +183,7 @@ class CloseCall(_Value):
     turn: TurnRef
     step: int
     index: int
-    outcome: ToolOutcome
+    outcome: CleanOutcome
     generation: int | None = None
     holder_lost_ms: int = 0
 
@@ -184,7 +196,7 @@ class ReportReconcile(_Value):
     index: int
     generation: int
     observation: Observation
-    outcome: ToolOutcome | None = None
+    outcome: CleanOutcome | None = None
 
 
 class FinishTurn(_Value):
@@ -193,8 +205,8 @@ class FinishTurn(_Value):
     turn: TurnRef
     owner: Owner
     status: TurnStatus
-    stop_reason: str
-    detail: str = ""
+    stop_reason: CleanText
+    detail: CleanText = ""
     opening: Opening | None = None
 
 

@@ -30,6 +30,8 @@ from perdure.stores.migrate import migrate
 from perdure.stores.tables import IDENTITY
 
 BUSY_TIMEOUT_MS = 5000
+# The same command again would find the same: the file was replaced, or may not be written.
+_NEVER_MENDED = ("no such table", "no such column", "readonly database")
 
 __all__ = ["Connection", "Store", "open_store"]
 
@@ -196,7 +198,10 @@ def _translated() -> Generator[None]:
     except sa_exc.IntegrityError as error:
         raise LedgerCorruption("constraint", _reason(error)) from None
     except (sa_exc.OperationalError, sa_exc.InterfaceError, sa_exc.TimeoutError) as error:
-        raise StoreUnavailable(_reason(error)) from None
+        reason = _reason(error)
+        if any(sign in reason for sign in _NEVER_MENDED):
+            raise StoreUnreadable(f"this is not the ledger it was: {reason}") from None
+        raise StoreUnavailable(reason) from None
     except sa_exc.DatabaseError as error:
         reason = _reason(error)
         if "not a database" in reason:

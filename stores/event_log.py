@@ -160,7 +160,7 @@ def decode_chain(turn_id: str, rows: Sequence[Row[Any]]) -> list[StoredEvent]:
     return events
 
 
-def _check_link(previous: str, turn_id: str, row: Row[Any]) -> None:
+def _check_link(previous: str, turn_id: str, row: Any) -> None:
     if chain_digest(previous, turn_id, row.seq, row.payload) != row.digest:
         raise LedgerCorruption("digest_mismatch", f"turn {turn_id} event {row.seq}")
 

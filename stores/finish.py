@@ -21,7 +21,7 @@ from perdure.contracts.events import (
     TurnEnded,
     ended_event_id,
 )
-from perdure.contracts.limits import ANSWER_IN_RESULT_BYTES_MAX, ERROR_CHARS_MAX
+from perdure.contracts.limits import ANSWER_IN_RESULT_BYTES_MAX, ERROR_CHARS_MAX, TOKENS_COUNTED_MAX
 from perdure.contracts.messages import Message, MessageKind, TextPart, user_message
 from perdure.contracts.model import Usage
 from perdure.contracts.tools import ResultReason, ResultStatus
@@ -90,7 +90,7 @@ def close_turn(
     ending: dict[str, Any] = {
         "status": status,
         "stop_reason": stop_reason,
-        "detail": sanitise_text(detail)[:ERROR_CHARS_MAX],
+        "detail": detail[:ERROR_CHARS_MAX],
     }
     savepoint = tx.begin_nested()
     try:
@@ -152,7 +152,9 @@ def turn_usage(tx: Connection, turn_id: str) -> Usage:
         ).where(USAGE.c.turn_id == turn_id)
     ).one()
     return Usage(
-        input_tokens=int(row.input), output_tokens=int(row.output), cached_tokens=int(row.cached)
+        input_tokens=min(int(row.input), TOKENS_COUNTED_MAX),
+        output_tokens=min(int(row.output), TOKENS_COUNTED_MAX),
+        cached_tokens=min(int(row.cached), TOKENS_COUNTED_MAX),
     )
 
 

@@ -9,8 +9,9 @@ from sqlalchemy import Connection, Row, select, update
 
 from perdure.contracts.calls import TurnRef
 from perdure.contracts.conversation import messages_of_turn
-from perdure.contracts.errors import LedgerBehind, Superseded, WrongStore
+from perdure.contracts.errors import LedgerBehind, RequestConflict, Superseded, WrongStore
 from perdure.contracts.events import ModelPrepared, UserMessageRecorded
+from perdure.contracts.limits import TOKENS_COUNTED_MAX
 from perdure.contracts.turn import TurnResult, TurnStatus
 from perdure.stores.checkpoints import advance_turn_checkpoint
 from perdure.stores.clock import now
@@ -153,6 +154,11 @@ def end_turn(tx: Connection, command: FinishTurn) -> TurnResult | None:
     turn = find_turn(tx, ref.turn_id)
     if turn is None:
         return _entomb(tx, conversation, command)
+    digest = command.opening.request_digest if command.opening is not None else ""
+    if digest and turn.request_digest and digest != turn.request_digest:
+        raise RequestConflict(
+            f"request {turn.request_id} was used before with other content; use a new request id"
+        )
     if turn.status != TurnStatus.OPEN:
         return stored_result(turn)
     if not _is_owner(tx, turn, command):
@@ -192,9 +198,20 @@ def read_result(tx: Connection, turn_id: str) -> TurnResult | None:
     return stored_result(turn)
 
 
+def turn_state(tx: Connection, turn_id: str) -> tuple[str | None, TurnResult | None]:
+    """Status (None if unknown) and, once ended, the outcome."""
+    turn = find_turn(tx, turn_id)
+    if turn is None:
+        return None, None
+    return turn.status, stored_result(turn) if turn.status != TurnStatus.OPEN else None
+
+
 def _is_owner(tx: Connection, turn: Row[Any], command: FinishTurn) -> bool:
     if command.turn.epoch:
-        return command.turn.epoch >= turn.epoch
+        return bool(command.turn.epoch >= turn.epoch)
+    if command.opening is not None and command.opening.take_over == turn.epoch:
+        # Its owner is gone and the successor could not take it over: it may still end it.
+        return True
     row = tx.execute(
         select(OWNERS).where(OWNERS.c.turn_id == turn.turn_id, OWNERS.c.epoch == turn.epoch)
     ).one()
@@ -218,6 +235,8 @@ def _entomb(tx: Connection, conversation: Row[Any], command: FinishTurn) -> Turn
 
 def _record_usage(tx: Connection, command: CommitAnswer, status: str) -> None:
     answered = command.answered
+    tokens: dict[str, int] = answered.usage.model_dump()
+    counts = {name: min(count, TOKENS_COUNTED_MAX) for name, count in tokens.items()}
     tx.execute(
         update(USAGE)
         .where(
@@ -228,9 +247,7 @@ def _record_usage(tx: Connection, command: CommitAnswer, status: str) -> None:
         )
         .values(
             status=status,
-            input_tokens=answered.usage.input_tokens,
-            output_tokens=answered.usage.output_tokens,
-            cached_tokens=answered.usage.cached_tokens,
             ended_at=now(),
+            **counts,
         )
     )

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, func, select, update
 
 from perdure.contracts.calls import CallTool, TurnRef
 from perdure.contracts.canonical import content_digest
-from perdure.contracts.errors import Fenced, LedgerBehind, LedgerRejection
+from perdure.contracts.errors import Fenced, LedgerBehind, LedgerCorruption, LedgerRejection
 from perdure.contracts.events import (
     Decision,
     Observation,
@@ -256,7 +256,8 @@ def _dispatch_first(
     safety = stricter(called.safety, command.safety)
     operation_id = called.operation_id
     event_id = dispatched_event_id(operation_id)
-    appender.append(
+    seen = appender.seq
+    dispatched = appender.append(
         ToolDispatched(
             id=event_id,
             namespace=called.namespace,
@@ -270,6 +271,8 @@ def _dispatch_first(
             safety=safety,
         )
     )
+    if dispatched <= seen:
+        raise LedgerCorruption("attempt_missing", f"{operation_id} was dispatched by nobody")
     moment = now()
     values = {
         "operation_id": operation_id,

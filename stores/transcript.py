@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Row, insert, select
 from perdure.contracts.canonical import canonical_json, sanitise_text, sanitised
 from perdure.contracts.conversation import ConversationState, TranscriptEntry
 from perdure.contracts.errors import (
+    CheckpointConflict,
     ConversationConflict,
     ConversationInvalid,
     ConversationMissing,
@@ -22,7 +23,7 @@ from perdure.contracts.errors import (
 from perdure.contracts.ids import TurnKey
 from perdure.contracts.limits import WINDOW_MESSAGES_MAX
 from perdure.contracts.messages import Message, Role
-from perdure.stores.checkpoints import Checkpoint, swap_checkpoint
+from perdure.stores.checkpoints import Checkpoint, is_stored, swap_checkpoint
 from perdure.stores.clock import now
 from perdure.stores.rows import create_conversation, lock_conversation, update_conversation
 from perdure.stores.tables import CONVERSATIONS, TRANSCRIPT
@@ -65,16 +66,22 @@ def ensure_conversation(tx: Connection, namespace: str, conversation_id: str) ->
 
 
 def append_messages(tx: Connection, append: ConversationAppend) -> int:
-    """Append and return the new version.
+    """Append and return the new version; exactly the same append again changes nothing.
 
     Raises ConversationInvalid for no messages or a system role, ConversationMissing,
     NamespaceMismatch, ConversationConflict for another version.
     """
+    return _append_once(tx, append)[0]
+
+
+def _append_once(tx: Connection, append: ConversationAppend) -> tuple[int, bool]:
     if not append.messages or any(item.role is Role.SYSTEM for item in append.messages):
         raise ConversationInvalid("an append needs at least one message and none of role system")
     conversation = lock_conversation(tx, append.key)
     if conversation is None:
         raise ConversationMissing(f"there is no conversation {append.conversation_id}")
+    if _is_appended(tx, conversation, append):
+        return conversation.version, False
     if conversation.version != append.expected_version:
         raise ConversationConflict(
             f"conversation {append.conversation_id} is at version {conversation.version}, "
@@ -87,16 +94,41 @@ def append_messages(tx: Connection, append: ConversationAppend) -> int:
         )
     version, last_sequence = write_messages(tx, conversation, append.messages, None)
     update_conversation(tx, conversation, version=version, last_sequence=last_sequence)
-    return version
+    return version, True
+
+
+def _is_appended(tx: Connection, conversation: Row[Any], append: ConversationAppend) -> bool:
+    if conversation.version != append.expected_version + 1:
+        return False
+    stored = tx.execute(
+        select(TRANSCRIPT.c.payload)
+        .where(
+            TRANSCRIPT.c.namespace == conversation.namespace,
+            TRANSCRIPT.c.conversation_id == conversation.conversation_id,
+            TRANSCRIPT.c.version == conversation.version,
+            # What a turn wrote is not this caller's append.
+            TRANSCRIPT.c.turn_id.is_(None),
+        )
+        .order_by(TRANSCRIPT.c.sequence)
+    ).scalars()
+    return list(stored) == [message_payload(message) for message in append.messages]
 
 
 def commit_durable_turn(tx: Connection, commit: DurableCommit) -> int:
     """Append and swap the checkpoint in one transaction; returns the new version.
 
+    Exactly the same commit again changes nothing.
+
     A failed precondition of either half leaves both as they were (seed 1.2 #15).
     """
-    version = append_messages(tx, commit.append)
-    swap_checkpoint(tx, commit.checkpoint, commit.expected_revision)
+    version, is_new = _append_once(tx, commit.append)
+    if is_new:
+        swap_checkpoint(tx, commit.checkpoint, commit.expected_revision)
+    elif not is_stored(tx, commit.checkpoint):
+        raise CheckpointConflict(
+            f"the messages are there, but not with checkpoint {commit.checkpoint.checkpoint_id} "
+            f"at revision {commit.checkpoint.revision}"
+        )
     return version
 
 

@@ -38,6 +38,7 @@ from perdure.workflows import _decide as decide
 from perdure.workflows._call import LOST, attempt
 from perdure.workflows._decide import CallPhase, CallState, Ending, Phase, Problem, TurnState
 
+FOLLOWING_CANCELLED: Final = "following_cancelled"
 _ENDED: Final = (Phase.DONE, Phase.REFUSED)
 
 
@@ -107,6 +108,9 @@ class AgentTurn:
         tasks = [asyncio.create_task(self._run_call(state, call)) for call in state.calls]
         if not tasks:
             return []
+        for task in tasks:
+            # A call that is given up may still fail, and nobody is left to be told.
+            task.add_done_callback(_retrieve)
         try:
             # Not a gather: cancelled, it would wait for the slowest tool, however long that takes.
             await workflow.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -188,8 +192,8 @@ class AgentTurn:
             info.get_current_history_length() >= CONTINUE_AS_NEW_EVENTS
             or info.get_current_history_size() >= CONTINUE_AS_NEW_BYTES
         )
-        # Only between steps: nothing is open then, and the message need not travel again.
-        if long and state.phase is Phase.MODEL and state.opening is None:
+        # Only between steps: nothing is open then.
+        if long and state.phase in (Phase.MODEL, Phase.FOLLOW):
             encoded = state.model_dump(mode="json", exclude_defaults=True)
             workflow.continue_as_new(args=[None, encoded])
 
@@ -197,8 +201,12 @@ class AgentTurn:
         result = state.result
         if result is None:
             if state.ending is None:
-                # A cancelled follower: the turn itself goes on elsewhere.
-                raise asyncio.CancelledError
+                # Not CANCELED, which says that the turn was: it goes on elsewhere.
+                raise ApplicationError(
+                    "this workflow only followed the turn, which goes on elsewhere",
+                    type=FOLLOWING_CANCELLED,
+                    non_retryable=True,
+                )
             raise ApplicationError(
                 state.ending.detail, type=state.ending.stop_reason, non_retryable=True
             )
@@ -213,6 +221,11 @@ class AgentTurn:
             type=result.stop_reason,
             non_retryable=True,
         )
+
+
+def _retrieve(task: "asyncio.Task[Any]") -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def _reopening(state: TurnState) -> Opening:

@@ -36,6 +36,7 @@ TURN_S = 170.0
 GRACE_S = 1.0
 # How much later than its own clock says a busy worker may notice that its grace has ended.
 LAG_S = 1.0
+_STARTING = asyncio.Semaphore(1)
 
 
 class Signal(StrEnum):
@@ -168,7 +169,8 @@ class Crash:
         """Crash the victim at the point; returns what is there when both have done their work."""
         self.folder.mkdir(parents=True)
         try:
-            async with asyncio.TaskGroup() as starting:
+            # One pair at a time: most of a start is computing, most of all else is waiting.
+            async with _STARTING, asyncio.TaskGroup() as starting:
                 starting.create_task(self.victim.start())
                 starting.create_task(self.successor.start())
             with contextlib.closing(open_store(f"sqlite:///{self.folder}/ledger.db")) as store:

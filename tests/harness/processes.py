@@ -13,7 +13,11 @@ from typing import Any, Self
 
 HARNESS = Path(__file__).parent
 WAIT_S = 45.0
+# Starting Python is most of a worker's work: several at once on a busy machine take a while.
+START_S = 120.0
 POLL_S = 0.02
+# Settings of the tests' own process; without compiled files each start would take twice as long.
+_NOT_OURS = ("PERDURE_", "PYTHONDONTWRITEBYTECODE")
 
 
 class WorkerProcess:
@@ -33,7 +37,7 @@ class WorkerProcess:
         self.folder = folder
         self.log_path = folder / f"worker-{time.monotonic_ns()}.log"
         self.environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("PERDURE_")},
+            **{key: value for key, value in os.environ.items() if not key.startswith(_NOT_OURS)},
             "PYTHONPATH": str(HARNESS),
             "TEMPORAL_ADDRESS": address,
             "PERDURE_TASK_QUEUE": task_queue,
@@ -55,7 +59,7 @@ class WorkerProcess:
             self._process = subprocess.Popen(
                 self._command, env=self.environment, stdout=log, stderr=subprocess.STDOUT
             )
-        await until(lambda: "worker ready" in self.log or not self.running)
+        await until(lambda: "worker ready" in self.log or not self.running, START_S)
         assert self.running, self.log
         return self
 

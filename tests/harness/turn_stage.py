@@ -8,13 +8,14 @@ import asyncio
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 
-from harness.processes import POLL_S, WAIT_S, until
+from harness.processes import POLL_S, WAIT_S, WorkerProcess, until
 from perdure import Agent, App, ReplaySafety, ToolContext, tool
 from perdure.activities.providers.scripted import ScriptedModel
 from perdure.agents import BlockingToolContext, Tool
@@ -319,3 +320,35 @@ async def reset(client: Client, handle: Handle, kind: str) -> None:
     """`temporal workflow reset` of the newest run."""
     words = ("--workflow-id", handle.id, "--type", kind, "--reason", "a test")
     await temporal(client, "workflow", "reset", *words)
+
+
+@asynccontextmanager
+async def worker_and_standby(
+    folder: Path, address: str, task_queue: str, **fate: str
+) -> AsyncGenerator[tuple[WorkerProcess, WorkerProcess]]:
+    """A worker process with that fate, and one that is up and takes no work before `go`."""
+    first = WorkerProcess(folder, address=address, task_queue=task_queue, **fate)
+    standby = WorkerProcess(
+        folder, address=address, task_queue=task_queue, PERDURE_FAULT_STANDBY="1"
+    )
+    try:
+        await asyncio.gather(first.start(), standby.start())
+        yield first, standby
+    finally:
+        first.kill()
+        standby.kill()
+
+
+async def start_fault_turn(
+    client: Client, task_queue: str, message: str, conversation: str = "c1"
+) -> Handle:
+    """Start a turn of the app that worker processes run; its id is made of its queue's."""
+    value = {
+        "agent": "fault",
+        "conversation_id": conversation,
+        "request_id": "r1",
+        "message": message,
+    }
+    workflow_id = f"{task_queue}-{conversation}"
+    await client.start_workflow("AgentTurn", value, id=workflow_id, task_queue=task_queue)
+    return client.get_workflow_handle(workflow_id)

@@ -82,8 +82,9 @@ def test_arguments_that_were_changed_in_the_database_are_never_used(store: Store
     turn = _turn(store)
     damage(
         store,
-        "update events set payload = replace(payload, '\"number\":0', '\"number\":9')"
-        " where kind = 'tool_called' and seq = 4",
+        "update events set payload = replace(payload, :was, :becomes) where seq = 4",
+        was='"number":0',
+        becomes='"number":9',
     )
 
     with unchanged(store), pytest.raises(LedgerCorruption) as caught:

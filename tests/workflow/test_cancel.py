@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.processes import WorkerProcess, effect_counts, until
+from harness.processes import effect_counts, until
 from harness.turn_stage import (
     STEADY,
     Gates,
@@ -14,7 +14,9 @@ from harness.turn_stage import (
     cause_of,
     result_of,
     settled,
+    start_fault_turn,
     status_of,
+    worker_and_standby,
 )
 from harness.turns import assert_sendable
 from temporalio.client import Client, WorkflowExecutionStatus
@@ -318,18 +320,15 @@ async def test_cancelling_again_while_the_turn_ends_changes_nothing(
 async def test_a_cancelled_turn_whose_worker_was_lost_runs_no_tool_again(
     server: DevServer, client: Client, task_queue: str, tmp_path: Path
 ) -> None:
-    where: dict[str, Any] = {"address": server.address, "task_queue": task_queue}
-    value = {"agent": "fault", "conversation_id": "c1", "request_id": "r1", "message": "use look"}
     fate = {"PERDURE_FAULT_HOLD": "look", "failpoints": "stop_attempt.before=hold"}
-    async with WorkerProcess(tmp_path, **where, **fate) as first:
-        await client.start_workflow("AgentTurn", value, id=task_queue, task_queue=task_queue)
-        handle = client.get_workflow_handle(task_queue)
+    async with worker_and_standby(tmp_path, server.address, task_queue, **fate) as (first, standby):
+        handle = await start_fault_turn(client, task_queue, "use look")
         await until(lambda: effect_counts(tmp_path))
-        async with WorkerProcess(tmp_path, **where):
-            await handle.cancel()
-            await first.reached("stop_attempt.before")
-            first.kill()
+        await handle.cancel()
+        await first.reached("stop_attempt.before")
 
-            assert isinstance(await cause_of(handle), CancelledError)
+        first.kill()
+        standby.go()
 
+        assert isinstance(await cause_of(handle), CancelledError)
     assert effect_counts(tmp_path) == {"look": 1}
