@@ -66,7 +66,8 @@ class Store:
         file is damaged, and whatever the command itself raises of our errors.
         """
         name = command.__name__
-        failpoint(f"{name}.before")
+        with _translated():
+            failpoint(f"{name}.before")
         with self._writing() as tx:
             result = command(tx, *args, **kwargs)
             failpoint(f"{name}.inside")

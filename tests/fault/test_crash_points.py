@@ -26,8 +26,10 @@ from perdure.contracts.events import (
     Observation,
     ReconcileReported,
     RecoveryDecided,
+    ToolCalled,
     ToolDispatched,
     ToolSettled,
+    TurnEnded,
 )
 from perdure.contracts.turn import TurnStatus
 
@@ -343,7 +345,12 @@ def assert_promises(case: Case, seen: Seen) -> None:
     assert seen.details.turn.status is TurnStatus.COMPLETED
     assert seen.result.answer == seen.details.turn.answer
     assert (seen.conversation.version, seen.conversation.active_turn_id) == (1, None)
+    assert [event for event in seen.events if isinstance(event, TurnEnded)] == seen.events[-1:]
+    called = [event.operation_id for event in seen.events if isinstance(event, ToolCalled)]
+    settled = [event.operation_id for event in seen.events if isinstance(event, ToolSettled)]
+    assert settled == called
     assert_sendable(seen.transcript)
+    assert not seen.partials
     assert seen.victim_exit in (None, 0), "a worker that may stop stops by itself"
     # Each generation that the gate allowed was executed at most once, under one operation id.
     executed = Counter((effect["op"], effect["gen"]) for effect in seen.effects)

