@@ -70,11 +70,15 @@ class Engine:
         return task
 
     def shown(self, result: TurnResult | None) -> TurnResult | None:
-        """The result as Temporal may hold it: without text where previews are off."""
-        if result is None or self.previews or result.answer is None:
-            return result
-        where = f"ledger {self.ledger.store_id}, turn {result.turn_id}"
-        return result.model_copy(update={"answer": None, "answer_cut": False, "answer_at": where})
+        """The result as Temporal may hold it: without text where previews are off, and without
+        the identities that the workflow has itself."""
+        if result is None:
+            return None
+        changes: dict[str, Any] = {"turn_id": "", "request_digest": ""}
+        if not self.previews and result.answer is not None:
+            where = f"ledger {self.ledger.store_id}, turn {result.turn_id}"
+            changes |= {"answer": None, "answer_cut": False, "answer_at": where}
+        return result.model_copy(update=changes)
 
     def preview(self, text: str) -> str:
         """A short text for the Temporal UI, or none."""

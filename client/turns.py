@@ -28,12 +28,15 @@ DEFAULT_TASK_QUEUE = "perdure"
 
 @dataclass(frozen=True)
 class TurnHandle:
-    """A started turn; it can be rebuilt in another process from its request."""
+    """A started turn; it can be rebuilt in another process from its ids.
+
+    Without `request_digest` nobody checks that the request had the content this caller thinks of.
+    """
 
     client: Client
     key: TurnKey
     workflow_id: str
-    request_digest: str
+    request_digest: str = ""
 
     @property
     def turn_id(self) -> str:
@@ -86,7 +89,8 @@ async def wait(handle: TurnHandle) -> TurnResult:
         result = TurnResult.model_validate(await workflow.result())
     except WorkflowFailureError as failure:
         result = _result_of(failure.cause, handle)
-    if result.request_digest and result.request_digest != handle.request_digest:
+    known = result.request_digest and handle.request_digest
+    if known and result.request_digest != handle.request_digest:
         raise RequestConflict(
             f"request {handle.key.request_id} was used before with other content; "
             "use a new request id"

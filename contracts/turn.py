@@ -139,7 +139,7 @@ class TurnResult(BaseModel):
 
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
-    turn_id: str
+    turn_id: str = ""
     status: TurnStatus
     stop_reason: str
     answer: str | None = None

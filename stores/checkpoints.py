@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, select
 
 from perdure.contracts.canonical import canonical_json, sanitised
 from perdure.contracts.errors import (
@@ -17,7 +17,7 @@ from perdure.contracts.errors import (
     LedgerCorruption,
 )
 from perdure.stores.clock import now
-from perdure.stores.rows import insert_new
+from perdure.stores.rows import find_row, insert_new, update_rows
 from perdure.stores.tables import CHECKPOINTS
 
 TURN_KIND = "perdure.turn"
@@ -51,9 +51,7 @@ class Checkpoint(BaseModel):
 
 def load_checkpoint(tx: Connection, checkpoint_id: str) -> Checkpoint:
     """Raises CheckpointMissing, or LedgerCorruption if the stored payload is no object."""
-    row = tx.execute(
-        select(CHECKPOINTS).where(CHECKPOINTS.c.checkpoint_id == checkpoint_id)
-    ).one_or_none()
+    row = find_row(tx, CHECKPOINTS, checkpoint_id=checkpoint_id)
     if row is None:
         raise CheckpointMissing(f"there is no checkpoint {checkpoint_id}")
     try:
@@ -94,15 +92,8 @@ def swap_checkpoint(tx: Connection, checkpoint: Checkpoint, expected: int | None
         if not insert_new(tx, CHECKPOINTS, {"checkpoint_id": checkpoint.checkpoint_id, **values}):
             raise CheckpointConflict(f"checkpoint {checkpoint.checkpoint_id} exists already")
         return
-    changed = tx.execute(
-        update(CHECKPOINTS)
-        .where(
-            CHECKPOINTS.c.checkpoint_id == checkpoint.checkpoint_id,
-            CHECKPOINTS.c.revision == expected,
-        )
-        .values(**values)
-    ).rowcount
-    if changed != 1:
+    key = {"checkpoint_id": checkpoint.checkpoint_id, "revision": expected}
+    if update_rows(tx, CHECKPOINTS, key, **values) != 1:
         stored = load_checkpoint(tx, checkpoint.checkpoint_id)
         raise CheckpointConflict(
             f"checkpoint {checkpoint.checkpoint_id} is at revision {stored.revision}, "

@@ -6,7 +6,7 @@ from then on.
 
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, bindparam, select, update
 
 from perdure.contracts.canonical import content_digest
 from perdure.contracts.events import ToolCalled, ToolSettled, settled_event_id
@@ -17,6 +17,14 @@ from perdure.stores.partials import drop_partial, read_partial
 from perdure.stores.rows import insert_new
 from perdure.stores.tables import BLOBS, EVENTS, JOURNAL, OPERATIONS
 
+_SETTLE = (
+    update(OPERATIONS)
+    .where(
+        OPERATIONS.c.operation_id == bindparam("key_operation_id"),
+        OPERATIONS.c.outcome_event_id.is_(None),
+    )
+    .values(state="outcome_committed", version=OPERATIONS.c.version + 1)
+)
 _SAID: dict[ResultReason, str] = {
     ResultReason.WORKER_LOST: "The worker that ran this call was lost.",
     ResultReason.TIMED_OUT: "The call did not end within its time.",
@@ -82,21 +90,13 @@ def record_settled(
             generation=generation,
         )
     )
-    changed = tx.execute(
-        update(OPERATIONS)
-        .where(
-            OPERATIONS.c.operation_id == called.operation_id,
-            OPERATIONS.c.outcome_event_id.is_(None),
-        )
-        .values(
-            state="outcome_committed",
-            status=outcome.status.value,
-            outcome_event_id=event_id,
-            version=OPERATIONS.c.version + 1,
-            settled_at=now(),
-        )
-    ).rowcount
-    if changed:
+    values = {
+        "key_operation_id": called.operation_id,
+        "status": outcome.status.value,
+        "outcome_event_id": event_id,
+        "settled_at": now(),
+    }
+    if tx.execute(_SETTLE, values).rowcount:
         _journal_outcome(tx, called.operation_id, event_id)
         drop_partial(tx, called.turn_id, called.operation_id)
     return seq

@@ -7,6 +7,7 @@ must be safe to run again: a lost acknowledgement is answered by the same comman
 
 import sqlite3
 import threading
+import time
 import uuid
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -30,8 +31,9 @@ from perdure.stores.migrate import migrate
 from perdure.stores.tables import IDENTITY
 
 BUSY_TIMEOUT_MS = 5000
+_LOCK_POLL_S = 0.01
 # The same command again would find the same: the file was replaced, or may not be written.
-_NEVER_MENDED = ("no such table", "no such column", "readonly database")
+_NEVER_MENDED = ("no such table", "no such column", "already exists", "readonly database")
 
 __all__ = ["Connection", "Store", "open_store"]
 
@@ -162,11 +164,25 @@ def _on_connect(connection: sqlite3.Connection, _record: Any) -> None:
     connection.isolation_level = None
     for pragma in (
         f"busy_timeout={BUSY_TIMEOUT_MS}",
-        "journal_mode=WAL",
         "synchronous=FULL",
         "foreign_keys=ON",
     ):
         connection.execute(f"pragma {pragma}")
+    _write_ahead(connection)
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    # Two processes that open a new file at once: here SQLite does not wait for the other's lock,
+    # whatever the busy timeout says.
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.execute("pragma journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(_LOCK_POLL_S)
 
 
 def _on_begin(connection: Connection) -> None:

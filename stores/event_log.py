@@ -8,13 +8,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, func, select
+from sqlalchemy import Connection, Row, and_, bindparam, func, select
 
 from perdure.contracts.errors import LedgerCorruption, LedgerRejection
 from perdure.contracts.events import LedgerEvent, chain_digest, decode_event, encode_event
 from perdure.stores.clock import now
 from perdure.stores.rows import insert_new, update_conversation
 from perdure.stores.tables import EVENTS
+
+_BEFORE = EVENTS.alias("before")
+_EVENT = (
+    select(EVENTS, _BEFORE.c.digest.label("previous"))
+    .outerjoin(
+        _BEFORE, and_(_BEFORE.c.turn_id == EVENTS.c.turn_id, _BEFORE.c.seq == EVENTS.c.seq - 1)
+    )
+    .where(EVENTS.c.event_id == bindparam("event_id"))
+)
+_CHAIN = select(EVENTS).where(EVENTS.c.turn_id == bindparam("turn_id")).order_by(EVENTS.c.seq)
+_CHAIN_THROUGH = _CHAIN.where(EVENTS.c.seq <= bindparam("through"))
+_LAST_TWO = (
+    select(EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.payload, EVENTS.c.digest)
+    .where(EVENTS.c.turn_id == bindparam("turn_id"))
+    .order_by(EVENTS.c.seq.desc())
+    .limit(2)
+)
 
 
 @dataclass(frozen=True)
@@ -89,12 +106,7 @@ class Appender:
 
 
 def _chain_end(tx: Connection, turn_id: str, *, checking: bool) -> tuple[int, str, bool]:
-    rows = tx.execute(
-        select(EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.payload, EVENTS.c.digest)
-        .where(EVENTS.c.turn_id == turn_id)
-        .order_by(EVENTS.c.seq.desc())
-        .limit(2)
-    ).all()
+    rows = tx.execute(_LAST_TWO, {"turn_id": turn_id}).all()
     if not rows:
         return 0, "", False
     last = rows[0]
@@ -121,13 +133,7 @@ def find_event(tx: Connection, event_id: str) -> StoredEvent | None:
 
     Raises LedgerCorruption where the event is not what was once appended.
     """
-    before = EVENTS.alias("before")
-    linked = and_(before.c.turn_id == EVENTS.c.turn_id, before.c.seq == EVENTS.c.seq - 1)
-    row = tx.execute(
-        select(EVENTS, before.c.digest.label("previous"))
-        .outerjoin(before, linked)
-        .where(EVENTS.c.event_id == event_id)
-    ).one_or_none()
+    row = tx.execute(_EVENT, {"event_id": event_id}).one_or_none()
     if row is None:
         return None
     if row.previous is None and row.seq != 1:
@@ -141,10 +147,10 @@ def read_turn_events(tx: Connection, turn_id: str, through: int | None = None) -
 
     Raises LedgerCorruption for a gap, a broken chain or a payload that is no event.
     """
-    query = select(EVENTS).where(EVENTS.c.turn_id == turn_id).order_by(EVENTS.c.seq)
-    if through is not None:
-        query = query.where(EVENTS.c.seq <= through)
-    return decode_chain(turn_id, tx.execute(query).all())
+    if through is None:
+        return decode_chain(turn_id, tx.execute(_CHAIN, {"turn_id": turn_id}).all())
+    rows = tx.execute(_CHAIN_THROUGH, {"turn_id": turn_id, "through": through}).all()
+    return decode_chain(turn_id, rows)
 
 
 def decode_chain(turn_id: str, rows: Sequence[Row[Any]]) -> list[StoredEvent]:

@@ -6,7 +6,7 @@ the winner's outcome. A damaged turn still gets its terminal event (promise P10)
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, Row, bindparam, func, select
 from sqlalchemy.exc import IntegrityError
 
 from perdure.contracts.canonical import sanitise_text
@@ -31,8 +31,15 @@ from perdure.stores.clock import now
 from perdure.stores.closing import closing_outcome, open_operation_ids, record_settled
 from perdure.stores.event_log import Appender, read_turn_events
 from perdure.stores.partials import abort_all_partials
+from perdure.stores.rows import find_turn, update_rows
 from perdure.stores.tables import TURNS, USAGE
 from perdure.stores.transcript import write_messages
+
+_USED = select(
+    func.coalesce(func.sum(USAGE.c.input_tokens), 0).label("input"),
+    func.coalesce(func.sum(USAGE.c.output_tokens), 0).label("output"),
+    func.coalesce(func.sum(USAGE.c.cached_tokens), 0).label("cached"),
+).where(USAGE.c.turn_id == bindparam("turn_id"))
 
 
 def stored_result(turn: Row[Any]) -> TurnResult:
@@ -144,13 +151,7 @@ def end_unopened(
 
 def turn_usage(tx: Connection, turn_id: str) -> Usage:
     """Tokens of all attempts, also of those that were lost or failed."""
-    row = tx.execute(
-        select(
-            func.coalesce(func.sum(USAGE.c.input_tokens), 0).label("input"),
-            func.coalesce(func.sum(USAGE.c.output_tokens), 0).label("output"),
-            func.coalesce(func.sum(USAGE.c.cached_tokens), 0).label("cached"),
-        ).where(USAGE.c.turn_id == turn_id)
-    ).one()
+    row = tx.execute(_USED, {"turn_id": turn_id}).one()
     return Usage(
         input_tokens=min(int(row.input), TOKENS_COUNTED_MAX),
         output_tokens=min(int(row.output), TOKENS_COUNTED_MAX),
@@ -280,18 +281,18 @@ def _update_turn(
     usage: Usage,
     version: int,
 ) -> TurnResult:
-    tx.execute(
-        update(TURNS)
-        .where(TURNS.c.turn_id == turn.turn_id)
-        .values(
-            status=status.value,
-            stop_reason=stop_reason,
-            detail=detail,
-            answer=answer,
-            conversation_version=version,
-            ended_at=now(),
-            **usage.model_dump(),
-        )
+    update_rows(
+        tx,
+        TURNS,
+        {"turn_id": turn.turn_id},
+        status=status.value,
+        stop_reason=stop_reason,
+        detail=detail,
+        answer=answer,
+        conversation_version=version,
+        ended_at=now(),
+        **usage.model_dump(),
     )
-    row = tx.execute(select(TURNS).where(TURNS.c.turn_id == turn.turn_id)).one()
+    row = find_turn(tx, turn.turn_id)
+    assert row is not None
     return stored_result(row)

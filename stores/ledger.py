@@ -5,7 +5,7 @@ Together with `turns.prepare_step` and the gate in `operations` these are all th
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, Row, bindparam, update
 
 from perdure.contracts.calls import TurnRef
 from perdure.contracts.conversation import messages_of_turn
@@ -27,8 +27,8 @@ from perdure.stores.commands import (
 from perdure.stores.event_log import Appender, read_turn_events
 from perdure.stores.finish import close_turn, complete_turn, end_unopened, stored_result
 from perdure.stores.partials import drop_partial
-from perdure.stores.rows import find_turn, lock_conversation
-from perdure.stores.tables import BLOBS, OWNERS, STEPS, TURNS, USAGE
+from perdure.stores.rows import find_row, find_turn, lock_conversation, update_rows
+from perdure.stores.tables import BLOBS, STEPS, TURNS, USAGE
 from perdure.stores.transcript import read_window
 from perdure.stores.turns import (
     check_not_behind,
@@ -39,6 +39,13 @@ from perdure.stores.turns import (
     require_owner,
     user_event,
     user_message_of,
+)
+
+_COUNT = update(USAGE).where(
+    USAGE.c.turn_id == bindparam("key_turn_id"),
+    USAGE.c.step == bindparam("key_step"),
+    USAGE.c.attempt == bindparam("key_attempt"),
+    USAGE.c.status.in_(("started", "lost")),
 )
 
 
@@ -77,10 +84,10 @@ def find_opened(tx: Connection, turn_id: str) -> UserMessageRecorded | None:
 
 def read_blob(tx: Connection, digest: str) -> str:
     """Content by digest. Raises LedgerBehind if it is gone."""
-    content = tx.execute(select(BLOBS.c.content).where(BLOBS.c.digest == digest)).scalar()
-    if content is None:
+    row = find_row(tx, BLOBS, digest=digest)
+    if row is None:
         raise LedgerBehind(f"the ledger lacks content {digest}")
-    return str(content)
+    return str(row.content)
 
 
 def commit_answer(tx: Connection, command: CommitAnswer) -> StepState:
@@ -97,9 +104,8 @@ def commit_answer(tx: Connection, command: CommitAnswer) -> StepState:
     require_owner(tx, turn, ref)
     appender = Appender(tx, conversation, turn.turn_id)
     check_not_behind(ref, appender.seq)
-    step = tx.execute(
-        select(STEPS).where(STEPS.c.turn_id == turn.turn_id, STEPS.c.step == answered.step)
-    ).one_or_none()
+    step_key = {"turn_id": turn.turn_id, "step": answered.step}
+    step = find_row(tx, STEPS, **step_key)
     if step is None:
         raise LedgerBehind(f"the ledger lacks step {answered.step} of turn {turn.turn_id}")
     base: dict[str, Any] = {"agent": turn.agent, "epoch": turn.epoch}
@@ -116,9 +122,8 @@ def commit_answer(tx: Connection, command: CommitAnswer) -> StepState:
         if planned.refusal is not None:
             record_settled(tx, appender, planned.called, planned.refusal)
     _record_usage(tx, command, "committed")
-    where = (STEPS.c.turn_id == turn.turn_id, STEPS.c.step == answered.step)
-    tx.execute(update(STEPS).where(*where).values(answered=True))
-    tx.execute(update(TURNS).where(TURNS.c.turn_id == turn.turn_id).values(steps=answered.step))
+    update_rows(tx, STEPS, step_key, answered=True)
+    update_rows(tx, TURNS, {"turn_id": turn.turn_id}, steps=answered.step)
     drop_partial(tx, turn.turn_id, f"step{answered.step}")
     if not command.calls:
         result = complete_turn(tx, appender, conversation, turn, answered.step)
@@ -212,14 +217,7 @@ def _is_owner(tx: Connection, turn: Row[Any], command: FinishTurn) -> bool:
     if command.opening is not None and command.opening.take_over == turn.epoch:
         # Its owner is gone and the successor could not take it over: it may still end it.
         return True
-    row = tx.execute(
-        select(OWNERS).where(OWNERS.c.turn_id == turn.turn_id, OWNERS.c.epoch == turn.epoch)
-    ).one()
-    return bool(
-        row.workflow_id == command.owner.workflow_id
-        and row.run_id == command.owner.run_id
-        and row.temporal_namespace == command.owner.temporal_namespace
-    )
+    return owner_of(tx, turn.turn_id, turn.epoch) == command.owner
 
 
 def _entomb(tx: Connection, conversation: Row[Any], command: FinishTurn) -> TurnResult:
@@ -237,17 +235,9 @@ def _record_usage(tx: Connection, command: CommitAnswer, status: str) -> None:
     answered = command.answered
     tokens: dict[str, int] = answered.usage.model_dump()
     counts = {name: min(count, TOKENS_COUNTED_MAX) for name, count in tokens.items()}
-    tx.execute(
-        update(USAGE)
-        .where(
-            USAGE.c.turn_id == command.turn.turn_id,
-            USAGE.c.step == answered.step,
-            USAGE.c.attempt == answered.attempt,
-            USAGE.c.status.in_(("started", "lost")),
-        )
-        .values(
-            status=status,
-            ended_at=now(),
-            **counts,
-        )
-    )
+    key = {
+        "key_turn_id": command.turn.turn_id,
+        "key_step": answered.step,
+        "key_attempt": answered.attempt,
+    }
+    tx.execute(_COUNT, {**key, **counts, "status": status, "ended_at": now()})

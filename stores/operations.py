@@ -7,7 +7,7 @@ together with the rule which generation may follow which.
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, Row, bindparam, func, select, update
 
 from perdure.contracts.calls import CallTool, TurnRef
 from perdure.contracts.canonical import content_digest
@@ -41,7 +41,7 @@ from perdure.stores.event_log import Appender, find_event, read_turn_events
 from perdure.stores.finish import stored_result
 from perdure.stores.ledger import lock_turn
 from perdure.stores.partials import read_partial
-from perdure.stores.rows import insert_new
+from perdure.stores.rows import find_row, insert_new, insert_row, update_rows
 from perdure.stores.tables import (
     ATTEMPTS,
     BLOBS,
@@ -51,6 +51,14 @@ from perdure.stores.tables import (
     OPERATIONS,
 )
 from perdure.stores.turns import check_not_behind, require_owner
+
+_LATEST_ATTEMPT = (
+    select(ATTEMPTS)
+    .where(ATTEMPTS.c.operation_id == bindparam("operation_id"))
+    .order_by(ATTEMPTS.c.generation.desc())
+    .limit(1)
+)
+_SEQ_OF_EVENT = select(EVENTS.c.seq).where(EVENTS.c.event_id == bindparam("event_id"))
 
 
 def dispatch_call(tx: Connection, command: DispatchCall) -> DispatchReply:
@@ -97,11 +105,7 @@ def settle_call(tx: Connection, command: SettleCall) -> int:
         # A restored backup lacks the turn; what really happened is still worth keeping.
         _keep_late(tx, command, command.turn.turn_id, "no_dispatch")
         return 0
-    attempt = tx.execute(
-        select(ATTEMPTS).where(
-            ATTEMPTS.c.operation_id == command.operation_id, ATTEMPTS.c.token == command.token
-        )
-    ).one_or_none()
+    attempt = find_row(tx, ATTEMPTS, operation_id=command.operation_id, token=command.token)
     if attempt is not None and attempt.outcome in ("won", "late"):
         return _last_seq(tx, turn.turn_id)
     called = _find_called(tx, command.operation_id)
@@ -296,13 +300,15 @@ def _dispatch_first(
         "prepared_at": moment,
         "settled_at": None,
     }
-    tx.execute(OPERATIONS.insert().values(**values))
-    journal = {"operation_id": operation_id, "state": "prepared", "event_id": event_id}
-    tx.execute(
-        JOURNAL.insert().values(
-            journal_id=f"{operation_id}_prepared", recorded_at=moment, **journal
-        )
-    )
+    insert_row(tx, OPERATIONS, values)
+    journal = {
+        "journal_id": f"{operation_id}_prepared",
+        "operation_id": operation_id,
+        "state": "prepared",
+        "event_id": event_id,
+        "recorded_at": moment,
+    }
+    insert_row(tx, JOURNAL, journal)
     _insert_attempt(tx, operation_id, 1, safety, command)
     appender.close()
     return _mine(appender.seq, called, safety, 1)
@@ -324,7 +330,7 @@ def _insert_attempt(
         "stopped": False,
         "outcome": None,
     }
-    tx.execute(ATTEMPTS.insert().values(**values))
+    insert_row(tx, ATTEMPTS, values)
 
 
 def _mine(
@@ -386,12 +392,7 @@ def _is_lost(tx: Connection, latest: Row[Any], holder_lost_ms: int) -> bool:
 
 
 def _latest_attempt(tx: Connection, operation_id: str) -> Row[Any] | None:
-    return tx.execute(
-        select(ATTEMPTS)
-        .where(ATTEMPTS.c.operation_id == operation_id)
-        .order_by(ATTEMPTS.c.generation.desc())
-        .limit(1)
-    ).one_or_none()
+    return tx.execute(_LATEST_ATTEMPT, {"operation_id": operation_id}).one_or_none()
 
 
 def _find_called(tx: Connection, operation_id: str) -> ToolCalled | None:
@@ -403,8 +404,8 @@ def _find_called(tx: Connection, operation_id: str) -> ToolCalled | None:
 
 
 def _is_settled(tx: Connection, operation_id: str) -> bool:
-    query = select(EVENTS.c.seq).where(EVENTS.c.event_id == settled_event_id(operation_id))
-    return tx.execute(query).first() is not None
+    parameters = {"event_id": settled_event_id(operation_id)}
+    return tx.execute(_SEQ_OF_EVENT, parameters).first() is not None
 
 
 def _last_seq(tx: Connection, turn_id: str) -> int:
@@ -413,9 +414,7 @@ def _last_seq(tx: Connection, turn_id: str) -> int:
 
 
 def _mark_attempt(tx: Connection, token: str, outcome: str) -> None:
-    tx.execute(
-        update(ATTEMPTS).where(ATTEMPTS.c.token == token).values(outcome=outcome, stopped=True)
-    )
+    update_rows(tx, ATTEMPTS, {"token": token}, outcome=outcome, stopped=True)
 
 
 def _keep_late(tx: Connection, command: SettleCall, turn_id: str, reason: str) -> None:

@@ -7,15 +7,31 @@ attempt leaves behind is kept in a row of its own, and the final text replaces i
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, bindparam, func, select, update
 
 from perdure.contracts.canonical import sanitise_text
 from perdure.contracts.errors import Superseded
 from perdure.stores.clock import now
-from perdure.stores.rows import insert_new
+from perdure.stores.rows import delete_rows, insert_new
 from perdure.stores.tables import ABORTED, ATTEMPTS, EVENTS, SEGMENTS, STEPS
 
 TEXT, THINKING, OUTPUT = "text", "thinking", "output"
+
+_LOCK_STEP = (
+    select(STEPS.c.attempt, STEPS.c.answered)
+    .where(STEPS.c.turn_id == bindparam("turn_id"), STEPS.c.step == bindparam("step"))
+    .with_for_update()
+)
+_SUPERSEDE = (
+    update(STEPS)
+    .where(STEPS.c.turn_id == bindparam("key_turn_id"), STEPS.c.answered.is_(False))
+    .values(attempt=STEPS.c.attempt + 1)
+)
+_LEFT_OVER = (
+    select(SEGMENTS.c.subject, SEGMENTS.c.attempt)
+    .where(SEGMENTS.c.turn_id == bindparam("turn_id"))
+    .distinct()
+)
 
 
 def append_step_segments(
@@ -31,11 +47,7 @@ def append_step_segments(
     `position` is the first segment's; returns the next one. The same append again changes nothing.
     Raises Superseded if a newer attempt has begun or the step is answered.
     """
-    row = tx.execute(
-        select(STEPS.c.attempt, STEPS.c.answered)
-        .where(STEPS.c.turn_id == turn_id, STEPS.c.step == step)
-        .with_for_update()
-    ).one_or_none()
+    row = tx.execute(_LOCK_STEP, {"turn_id": turn_id, "step": step}).one_or_none()
     if row is None or row.attempt != attempt or row.answered:
         raise Superseded(f"attempt {attempt} of step {step} of turn {turn_id} is not the newest")
     return _append(tx, turn_id, f"step{step}", attempt, position, pieces)
@@ -97,28 +109,19 @@ def abort_partial(tx: Connection, turn_id: str, subject: str, attempt: int, reas
         "recorded_at": now(),
     }
     insert_new(tx, ABORTED, values)
-    where = (SEGMENTS.c.turn_id == turn_id, SEGMENTS.c.subject == subject)
-    tx.execute(delete(SEGMENTS).where(*where, SEGMENTS.c.attempt == attempt))
+    delete_rows(tx, SEGMENTS, turn_id=turn_id, subject=subject, attempt=attempt)
 
 
 def drop_partial(tx: Connection, turn_id: str, subject: str) -> None:
     """Remove the segments of a subject: the final text has replaced them."""
-    tx.execute(delete(SEGMENTS).where(SEGMENTS.c.turn_id == turn_id, SEGMENTS.c.subject == subject))
+    delete_rows(tx, SEGMENTS, turn_id=turn_id, subject=subject)
 
 
 def abort_all_partials(tx: Connection, turn_id: str, reason: str) -> None:
     """Close every leftover partial of a turn that ends, and its streams to whoever still writes."""
     # As a newer attempt would: segments lock this row and not the conversation.
-    tx.execute(
-        update(STEPS)
-        .where(STEPS.c.turn_id == turn_id, STEPS.c.answered.is_(False))
-        .values(attempt=STEPS.c.attempt + 1)
-    )
-    rows = tx.execute(
-        select(SEGMENTS.c.subject, SEGMENTS.c.attempt)
-        .where(SEGMENTS.c.turn_id == turn_id)
-        .distinct()
-    ).all()
+    tx.execute(_SUPERSEDE, {"key_turn_id": turn_id})
+    rows = tx.execute(_LEFT_OVER, {"turn_id": turn_id}).all()
     for row in rows:
         abort_partial(tx, turn_id, row.subject, row.attempt, reason)
 

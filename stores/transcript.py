@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, Row, bindparam, insert, select
 
 from perdure.contracts.canonical import canonical_json, sanitise_text, sanitised
 from perdure.contracts.conversation import ConversationState, TranscriptEntry
@@ -27,6 +27,16 @@ from perdure.stores.checkpoints import Checkpoint, is_stored, swap_checkpoint
 from perdure.stores.clock import now
 from perdure.stores.rows import create_conversation, lock_conversation, update_conversation
 from perdure.stores.tables import CONVERSATIONS, TRANSCRIPT
+
+_WINDOW = (
+    select(TRANSCRIPT)
+    .where(
+        TRANSCRIPT.c.namespace == bindparam("namespace"),
+        TRANSCRIPT.c.conversation_id == bindparam("conversation_id"),
+        TRANSCRIPT.c.sequence.between(bindparam("first"), bindparam("last")),
+    )
+    .order_by(TRANSCRIPT.c.sequence)
+)
 
 
 class ConversationAppend(BaseModel):
@@ -183,15 +193,8 @@ def read_window(
     tx: Connection, namespace: str, conversation_id: str, first: int, last: int
 ) -> list[TranscriptEntry]:
     """Entries with sequences `first..last`."""
-    rows = tx.execute(
-        select(TRANSCRIPT)
-        .where(
-            TRANSCRIPT.c.namespace == namespace,
-            TRANSCRIPT.c.conversation_id == conversation_id,
-            TRANSCRIPT.c.sequence.between(first, last),
-        )
-        .order_by(TRANSCRIPT.c.sequence)
-    ).all()
+    key = {"namespace": namespace, "conversation_id": conversation_id}
+    rows = tx.execute(_WINDOW, {**key, "first": first, "last": last}).all()
     return [_entry(row) for row in rows]
 
 

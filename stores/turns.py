@@ -7,7 +7,7 @@ holder or another owner gets told, and comes back with what it found out.
 import json
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, Row, bindparam, func, select, update
 
 from perdure.contracts.calls import Opening, Owner, TurnRef
 from perdure.contracts.canonical import content_digest
@@ -40,8 +40,29 @@ from perdure.stores.commands import Eviction, Holder, PrepareKind, PrepareStep, 
 from perdure.stores.event_log import Appender, decode_row, find_event, read_turn_events
 from perdure.stores.finish import close_turn, stored_result
 from perdure.stores.partials import abort_partial
-from perdure.stores.rows import find_turn, insert_new, lock_conversation
+from perdure.stores.rows import (
+    find_row,
+    find_turn,
+    insert_new,
+    insert_row,
+    lock_conversation,
+    update_rows,
+)
 from perdure.stores.tables import BLOBS, EVENTS, OWNERS, RECEIPTS, STEPS, TURNS, USAGE
+
+_CALLS_AND_RESULTS = (
+    select(EVENTS)
+    .where(
+        EVENTS.c.turn_id == bindparam("turn_id"),
+        EVENTS.c.kind.in_(("tool_called", "tool_settled")),
+    )
+    .order_by(EVENTS.c.seq)
+)
+_ANSWERED = (
+    select(func.count())
+    .select_from(STEPS)
+    .where(STEPS.c.turn_id == bindparam("turn_id"), STEPS.c.answered.is_(True))
+)
 
 
 def prepare_step(tx: Connection, command: PrepareStep) -> StepState:
@@ -85,9 +106,8 @@ def check_not_behind(ref: TurnRef, seq: int) -> None:
 
 def owner_of(tx: Connection, turn_id: str, epoch: int) -> Owner:
     """The owner of that epoch."""
-    row = tx.execute(
-        select(OWNERS).where(OWNERS.c.turn_id == turn_id, OWNERS.c.epoch == epoch)
-    ).one()
+    row = find_row(tx, OWNERS, turn_id=turn_id, epoch=epoch)
+    assert row is not None, "every epoch has its owner"
     return Owner(
         temporal_namespace=row.temporal_namespace, workflow_id=row.workflow_id, run_id=row.run_id
     )
@@ -118,11 +138,7 @@ def fail_attempt(tx: Connection, step_key: tuple[str, int], attempt: int, error_
 
 def pending_calls(tx: Connection, turn_id: str, step: int) -> tuple[ToolCalled, ...]:
     """The calls of a step that have no result yet, in call order."""
-    rows = tx.execute(
-        select(EVENTS)
-        .where(EVENTS.c.turn_id == turn_id, EVENTS.c.kind.in_(("tool_called", "tool_settled")))
-        .order_by(EVENTS.c.seq)
-    ).all()
+    rows = tx.execute(_CALLS_AND_RESULTS, {"turn_id": turn_id}).all()
     events = [decode_row(row).event for row in rows]
     settled = {event.operation_id for event in events if event.kind == "tool_settled"}
     return tuple(
@@ -191,7 +207,7 @@ def insert_turn(
     }
     counters = dict.fromkeys(("steps", "input_tokens", "output_tokens", "cached_tokens"), 0)
     empty = dict.fromkeys(("stop_reason", "detail", "answer", "ended_at"))
-    tx.execute(TURNS.insert().values(**values, **counters, **empty))
+    insert_row(tx, TURNS, {**values, **counters, **empty})
     receipt = {
         "namespace": ref.namespace,
         "conversation_id": ref.conversation_id,
@@ -224,7 +240,7 @@ def user_event(ref: TurnRef, opening: Opening, version: int) -> UserMessageRecor
 def add_owner(tx: Connection, turn_id: str, epoch: int, owner: Owner, reason: str) -> None:
     """Record who acts for the turn from this epoch on."""
     values = {"turn_id": turn_id, "epoch": epoch, "reason": reason, "taken_at": now()}
-    tx.execute(OWNERS.insert().values(**values, **owner.model_dump()))
+    insert_row(tx, OWNERS, {**values, **owner.model_dump()})
 
 
 def _held_by(tx: Connection, conversation: Row[Any], eviction: Eviction | None) -> StepState | None:
@@ -272,7 +288,7 @@ def _refuse_known(tx: Connection, turn: Row[Any], command: PrepareStep) -> StepS
         return None
     if opening.take_over != turn.epoch:
         return StepState(kind=PrepareKind.FOLLOW, epoch=turn.epoch)
-    tx.execute(update(TURNS).where(TURNS.c.turn_id == turn.turn_id).values(epoch=turn.epoch + 1))
+    update_rows(tx, TURNS, {"turn_id": turn.turn_id}, epoch=turn.epoch + 1)
     add_owner(tx, turn.turn_id, turn.epoch + 1, command.owner, "taken_over")
     return None
 
@@ -287,9 +303,8 @@ def _prepare(
     step = command.step
     opened = user_message_of(tx, turn.turn_id)
     base: dict[str, Any] = {"agent": turn.agent, "tools": opened.tools, "epoch": turn.epoch}
-    row = tx.execute(
-        select(STEPS).where(STEPS.c.turn_id == turn.turn_id, STEPS.c.step == step)
-    ).one_or_none()
+    step_key = {"turn_id": turn.turn_id, "step": step}
+    row = find_row(tx, STEPS, **step_key)
     if row is not None and row.answered:
         pending = pending_calls(tx, turn.turn_id, step)
         return StepState(kind=PrepareKind.COMMITTED, seq=appender.seq, pending=pending, **base)
@@ -298,8 +313,8 @@ def _prepare(
         attempt, prepared = 1, _prepared_fact(turn, appender, conversation, command)
         _keep_blobs(tx, command)
         appender.append(prepared)
-        values = {"turn_id": turn.turn_id, "step": step, "attempt": attempt, "prepared": 1}
-        tx.execute(STEPS.insert().values(token=command.token, errors=0, answered=False, **values))
+        values = {"attempt": attempt, "token": command.token, "prepared": 1, "errors": 0}
+        insert_row(tx, STEPS, {**step_key, **values, "answered": False})
     elif row.token == command.token:
         prepared = _stored_prepared(tx, turn.turn_id, step, row.prepared)
         return StepState(
@@ -313,11 +328,7 @@ def _prepare(
         attempt = row.attempt + 1
         prepared = _stored_prepared(tx, turn.turn_id, step, row.prepared)
         abort_partial(tx, turn.turn_id, f"step{step}", row.attempt, "superseded")
-        tx.execute(
-            update(STEPS)
-            .where(STEPS.c.turn_id == turn.turn_id, STEPS.c.step == step)
-            .values(attempt=attempt, token=command.token)
-        )
+        update_rows(tx, STEPS, step_key, attempt=attempt, token=command.token)
     _start_usage(tx, turn.turn_id, step, attempt, prepared.model, command.worker)
     return StepState(
         kind=PrepareKind.READY, seq=appender.seq, attempt=attempt, prepared=prepared, **base
@@ -335,11 +346,7 @@ def user_message_of(tx: Connection, turn_id: str) -> UserMessageRecorded:
 
 
 def _check_order(tx: Connection, turn: Row[Any], opened: UserMessageRecorded, step: int) -> None:
-    answered = tx.execute(
-        select(func.count())
-        .select_from(STEPS)
-        .where(STEPS.c.turn_id == turn.turn_id, STEPS.c.answered.is_(True))
-    ).scalar_one()
+    answered = tx.execute(_ANSWERED, {"turn_id": turn.turn_id}).scalar_one()
     if step != answered + 1:
         raise LedgerBehind(f"turn {turn.turn_id} has {answered} answers, this is step {step}")
     if step > 1 and pending_calls(tx, turn.turn_id, step - 1):
@@ -410,4 +417,4 @@ def _start_usage(
         "started_at": now(),
     }
     counters = dict.fromkeys(("input_tokens", "output_tokens", "cached_tokens"), 0)
-    tx.execute(USAGE.insert().values(**values, **counters, error_code=None, ended_at=None))
+    insert_row(tx, USAGE, {**values, **counters, "error_code": None, "ended_at": None})

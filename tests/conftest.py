@@ -67,9 +67,11 @@ def running(client: Client, task_queue: str, file_store: Store) -> Running:
     """`async with running(app):` is a worker in this process, on `task_queue` and `file_store`."""
 
     @asynccontextmanager
-    async def run(app: App, settings: Settings = FAST) -> AsyncIterator[Worker]:
+    async def run(
+        app: App, settings: Settings = FAST, *, queue: str = task_queue
+    ) -> AsyncIterator[Worker]:
         plugin = PerdurePlugin(app, store=file_store, settings=settings)
-        async with Worker(client, task_queue=task_queue, plugins=[plugin]) as worker:
+        async with Worker(client, task_queue=queue, plugins=[plugin]) as worker:
             yield worker
 
     return run

@@ -236,4 +236,8 @@ def _after_problem(state: TurnState, problem: Problem) -> TurnState:
 
 
 def _done(state: TurnState, result: TurnResult | None) -> TurnState:
+    if result is not None:
+        # Replies leave out what is known here.
+        known = {"turn_id": state.turn.turn_id, "request_digest": state.request_digest}
+        result = result.model_copy(update=known)
     return state.model_copy(update={"phase": Phase.DONE, "result": result, "calls": ()})

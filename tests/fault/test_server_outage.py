@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from harness.processes import WorkerProcess, effect_counts, model_calls, until
 from harness.turn_stage import result_of, start_fault_turn
+from harness.turns import activities_of
 from temporalio.client import Client
 
 from perdure.cli.dev_server import DevServer
@@ -84,7 +85,10 @@ async def test_results_and_answers_of_an_outage_of_fifteen_seconds_are_not_lost(
         client = await Client.connect(server.address)
         handles = [client.get_workflow_handle(item.id) for item in (sending, looking, answering)]
         answers = [(await result_of(handle)).answer for handle in handles]
+        asked_for = activities_of(await handles[0].fetch_history())
     assert answers == ["done: sent", "done: seen", "hello"]
+    # Temporal never got the result of the first; the second found it in the ledger.
+    assert asked_for == ["call_model", "fault.send", "fault.send", "call_model"]
     assert effect_counts(tmp_path) == {"send": 1, "look": 1}
     assert model_calls(tmp_path) == {1: 3, 2: 2}
     assert executions(reader, "sending") == executions(reader, "looking") == ["won"]

@@ -153,29 +153,33 @@ class Crash:
         self.case = case
         self.folder = folder
         self._client = client
+        self._address = address
         self._queue = f"crash-{uuid.uuid4().hex[:8]}"
         self._owes_late_result = owes_late_result
-        self.victim = WorkerProcess(
-            folder,
-            address=address,
-            task_queue=self._queue,
+        self.workers: list[WorkerProcess] = []
+        self.victim = self._worker(
             failpoints=case.point.failpoints,
             PERDURE_FAULT_HOLD=case.tool if case.point.where is Where.TOOL else "",
         )
-        self.successor = WorkerProcess(
-            folder, address=address, task_queue=self._queue, PERDURE_FAULT_STANDBY="1"
-        )
+        self.successor = self._worker(PERDURE_FAULT_STANDBY="1")
         self._exit: int | None = None
         self._late_effects = 0
+
+    def _worker(self, **environment: str) -> WorkerProcess:
+        worker = WorkerProcess(
+            self.folder, address=self._address, task_queue=self._queue, **environment
+        )
+        self.workers.append(worker)
+        return worker
 
     async def run(self) -> Seen:
         """Crash the victim at the point; returns what is there when both have done their work."""
         self.folder.mkdir(parents=True)
         try:
-            # One pair at a time: most of a start is computing, most of all else is waiting.
+            # One case at a time: most of a start is computing, most of all else is waiting.
             async with _STARTING, asyncio.TaskGroup() as starting:
-                starting.create_task(self.victim.start())
-                starting.create_task(self.successor.start())
+                for worker in self.workers:
+                    starting.create_task(worker.start())
             with contextlib.closing(open_store(f"sqlite:///{self.folder}/ledger.db")) as store:
                 self.reader = Reader(store)
                 self.handle = await self._begin()
@@ -185,8 +189,8 @@ class Crash:
                 await _DO[self.case.signal](self)
                 return await self._seen()
         finally:
-            self.victim.kill()
-            self.successor.kill()
+            for worker in self.workers:
+                worker.kill()
 
     async def _begin(self) -> TurnHandle:
         request = {
@@ -299,13 +303,33 @@ class Crash:
         )
 
 
+class SecondCrash(Crash):
+    """The successor is killed too, at a failpoint of its own (`NAME=hold`); a third one goes on."""
+
+    def __init__(
+        self, case: Case, client: Client, address: str, folder: Path, *, then: str
+    ) -> None:
+        super().__init__(case, client, address, folder, owes_late_result=False)
+        self._then = then
+        self.successor.fail_at(f"{then}=hold")
+        self.third = self._worker(PERDURE_FAULT_STANDBY="1")
+
+    async def kill(self) -> None:
+        """SIGKILL, twice."""
+        self.victim.kill()
+        await self.successor.reached(self._then)
+        self.third.go()
+        self.successor.kill()
+        await self._ended()
+
+
 _DO: dict[Signal, Callable[[Crash], Awaitable[None]]] = {
-    Signal.NONE: Crash.leave_alone,
-    Signal.KILL: Crash.kill,
-    Signal.TERM: Crash.terminate,
-    Signal.STOP: Crash.freeze,
-    Signal.STOP_LOCKED: Crash.freeze_with_lock,
-    Signal.KILL_LOCKED: Crash.kill_with_lock,
+    Signal.NONE: lambda crash: crash.leave_alone(),
+    Signal.KILL: lambda crash: crash.kill(),
+    Signal.TERM: lambda crash: crash.terminate(),
+    Signal.STOP: lambda crash: crash.freeze(),
+    Signal.STOP_LOCKED: lambda crash: crash.freeze_with_lock(),
+    Signal.KILL_LOCKED: lambda crash: crash.kill_with_lock(),
 }
 
 

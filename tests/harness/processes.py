@@ -98,6 +98,10 @@ class WorkerProcess:
         """SIGCONT: a frozen process goes on as if nothing had happened."""
         self.signal(signal.SIGCONT)
 
+    def fail_at(self, failpoints: str) -> None:
+        """Set the failpoints of a process that is not started yet."""
+        self.environment["PERDURE_FAILPOINTS"] = failpoints
+
     def go(self) -> None:
         """Let a standby (`PERDURE_FAULT_STANDBY`) take work."""
         (self.folder / f"standby.{self.pid}.go").touch()
