@@ -174,8 +174,10 @@ def assert_sendable(messages: Sequence[Message]) -> None:
     assert not messages[-1].calls
 
 
-async def assert_next_turn_is_valid(client: Client, task_queue: str, model: Answers) -> None:
+async def assert_next_turn_is_valid(
+    client: Client, task_queue: str, model: Answers, **changes: Any
+) -> None:
     """Run another turn of the conversation and check all that its model is sent."""
-    result = await run_turn(client, task_queue, "next", request_id="after")
+    result = await run_turn(client, task_queue, "next", request_id="after", **changes)
     assert (result.status, result.answer) == ("completed", "ok")
     assert_sendable(model.requests[-1].messages)

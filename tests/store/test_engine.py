@@ -197,8 +197,8 @@ def test_a_full_disk_is_unavailable_and_keeps_what_was_there(file_store: Store) 
 def test_a_new_file_that_another_process_is_about_to_make_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    other.execute("begin exclusive")
-    # Whichever comes first, the store opens.
+    # The lock a first writer takes: at this one SQLite itself would not wait.
+    other.execute("begin immediate")
     release = threading.Timer(0.2, other.execute, ["rollback"])
     release.start()
 

@@ -11,10 +11,10 @@ import pytest
 from harness.turns import (
     Answers,
     assert_next_turn_is_valid,
+    assert_sendable,
     call,
     calls,
     details,
-    operation,
     operations,
     run_turn,
     text,
@@ -22,6 +22,7 @@ from harness.turns import (
 from temporalio.client import Client
 
 from perdure import Agent, App, tool
+from perdure.activities.providers.scripted import Attempts, Reply, ScriptedModel
 from perdure.contracts.errors import ModelProtocolError
 from perdure.contracts.messages import TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from perdure.contracts.model import FinishReason, ModelResponse
@@ -44,48 +45,49 @@ class Desk:
         self.app = App([Agent("desk", self.model, tools=[note])])
 
 
-async def refused_call(
-    running: Any, client: Client, task_queue: str, store: Store, asked: Any
-) -> Any:
-    """Run a turn whose model asks for one call that must not be executed."""
-    desk = Desk(calls(asked), text("sorry"))
+async def refused_calls(
+    running: Any, client: Client, task_queue: str, store: Store, *asked: Any
+) -> tuple[Any, ...]:
+    """Run a turn whose model asks for calls that must not be executed; returns the calls."""
+    desk = Desk(calls(*asked), text("sorry"))
     async with running(desk.app):
         result = await run_turn(client, task_queue)
         await assert_next_turn_is_valid(client, task_queue, desk.model)
 
     assert (result.status, result.answer) == ("completed", "sorry")
     assert desk.effects == {}
-    told = desk.model.requests[1].messages[-1].results[0]
-    assert told.is_error
-    assert told.text.startswith("not executed: ")
-    only = operation(store, result)
-    assert (only.status, only.generations) == ("refused", ())
-    return only
+    for told in desk.model.requests[1].messages[-1].results:
+        assert told.is_error
+        assert told.text.startswith("not executed: ")
+    refused = operations(store, result)
+    assert [(one.status, one.generations) for one in refused] == [("refused", ())] * len(asked)
+    return refused
 
 
-@pytest.mark.parametrize("raw", ['{"item": 1', "{item: 1}", "\x00\ud800", '{"item": 1} x'])
 async def test_malformed_arguments_are_a_result_for_the_model(
-    running: Any, client: Client, task_queue: str, file_store: Store, raw: str
+    running: Any, client: Client, task_queue: str, file_store: Store
 ) -> None:
-    only = await refused_call(running, client, task_queue, file_store, call("note", raw=raw))
+    raws = ['{"item": 1', "{item: 1}", "\x00\ud800", '{"item": 1} x']
+    asked = [call("note", raw=raw) for raw in raws]
+    refused = await refused_calls(running, client, task_queue, file_store, *asked)
 
-    assert (only.reason, only.arguments) == ("invalid_arguments", "{}")
+    assert {(one.reason, one.arguments) for one in refused} == {("invalid_arguments", "{}")}
 
 
-@pytest.mark.parametrize("raw", ["[1]", '"item"', "null", "3"])
 async def test_arguments_that_are_no_object_are_a_result_for_the_model(
-    running: Any, client: Client, task_queue: str, file_store: Store, raw: str
+    running: Any, client: Client, task_queue: str, file_store: Store
 ) -> None:
-    only = await refused_call(running, client, task_queue, file_store, call("note", raw=raw))
+    asked = [call("note", raw=raw) for raw in ["[1]", '"item"', "null", "3"]]
+    refused = await refused_calls(running, client, task_queue, file_store, *asked)
 
-    assert (only.reason, only.arguments) == ("invalid_arguments", "{}")
-    assert "no JSON object" in only.text
+    assert {(one.reason, one.arguments) for one in refused} == {("invalid_arguments", "{}")}
+    assert all("no JSON object" in one.text for one in refused)
 
 
 async def test_missing_arguments_are_a_result_for_the_model(
     running: Any, client: Client, task_queue: str, file_store: Store
 ) -> None:
-    only = await refused_call(running, client, task_queue, file_store, call("note"))
+    (only,) = await refused_calls(running, client, task_queue, file_store, call("note"))
 
     assert only.reason == "invalid_arguments"
     assert "item" in only.text
@@ -95,7 +97,7 @@ async def test_surplus_arguments_are_a_result_for_the_model(
     running: Any, client: Client, task_queue: str, file_store: Store
 ) -> None:
     asked = call("note", item=1, colour="red")
-    only = await refused_call(running, client, task_queue, file_store, asked)
+    (only,) = await refused_calls(running, client, task_queue, file_store, asked)
 
     assert only.reason == "invalid_arguments"
     assert "colour" in only.text
@@ -104,38 +106,40 @@ async def test_surplus_arguments_are_a_result_for_the_model(
 async def test_arguments_of_another_type_are_a_result_for_the_model(
     running: Any, client: Client, task_queue: str, file_store: Store
 ) -> None:
-    only = await refused_call(running, client, task_queue, file_store, call("note", item="many"))
+    asked = call("note", item="many")
+    (only,) = await refused_calls(running, client, task_queue, file_store, asked)
 
     assert only.reason == "invalid_arguments"
 
 
-@pytest.mark.parametrize("depth", [300, 700, 100_000])
 async def test_arguments_nested_too_deep_are_a_result_for_the_model(
-    running: Any, client: Client, task_queue: str, file_store: Store, depth: int
+    running: Any, client: Client, task_queue: str, file_store: Store
 ) -> None:
-    raw = '{"item":' * depth + "1" + "}" * depth
-    only = await refused_call(running, client, task_queue, file_store, call("note", raw=raw))
+    raws = ['{"item":' * depth + "1" + "}" * depth for depth in (300, 700, 100_000)]
+    asked = [call("note", raw=raw) for raw in raws]
+    refused = await refused_calls(running, client, task_queue, file_store, *asked)
 
-    assert only.reason == "invalid_arguments"
+    assert {one.reason for one in refused} == {"invalid_arguments"}
 
 
 async def test_arguments_that_are_not_json_are_a_result_for_the_model(
     running: Any, client: Client, task_queue: str, file_store: Store
 ) -> None:
-    asked = call("note", item=float("nan"))
-    only = await refused_call(running, client, task_queue, file_store, asked)
+    asked = [call("note", item=float("nan")), call("note", item={1, 2})]
+    refused = await refused_calls(running, client, task_queue, file_store, *asked)
 
-    assert (only.reason, only.arguments) == ("invalid_arguments", "{}")
+    assert {(one.reason, one.arguments) for one in refused} == {("invalid_arguments", "{}")}
 
 
-@pytest.mark.parametrize("name", ["sudo", "", "no such/tool\x00\ud800", "t" * 5000])
 async def test_an_unknown_tool_is_a_result_for_the_model(
-    running: Any, client: Client, task_queue: str, file_store: Store, name: str
+    running: Any, client: Client, task_queue: str, file_store: Store
 ) -> None:
-    only = await refused_call(running, client, task_queue, file_store, call(name, item=1))
+    names = ["sudo", "", "no such/tool\x00\ud800", "t" * 5000]
+    asked = [call(name, item=1) for name in names]
+    refused = await refused_calls(running, client, task_queue, file_store, *asked)
 
-    assert only.reason == "unknown_tool"
-    assert "note" in only.text
+    assert {one.reason for one in refused} == {"unknown_tool"}
+    assert all("note" in one.text for one in refused)
 
 
 async def test_empty_arguments_are_an_empty_object(
@@ -207,53 +211,73 @@ async def test_an_empty_text_beside_a_call_is_not_sent_on(
     assert [type(part) for part in desk.model.requests[1].messages[1].parts] == [ToolCallPart]
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
+async def assert_asked_again(
+    running: Any, client: Client, task_queue: str, store: Store, broken: list[Any]
+) -> None:
+    """Each is a try that failed; the answer of the next one counts, and nothing else happened."""
+    desks = [Desk([one, calls(call("note", item=1))], text("done")) for one in broken]
+    agents = [
+        Agent(f"desk{number}", desk.model, tools=desk.app.agent("desk").tools)
+        for number, desk in enumerate(desks)
+    ]
+
+    async def check(number: int) -> None:
+        desk, changes = desks[number], {"agent": f"desk{number}", "conversation_id": f"c{number}"}
+        result = await run_turn(client, task_queue, **changes)
+        assert (result.status, result.answer) == ("completed", "done"), broken[number]
+        await assert_next_turn_is_valid(client, task_queue, desk.model, **changes)
+        assert desk.effects == {1: 1}
+        attempts = details(store, result).model_attempts
+        assert [(one.step, one.status, one.error_code) for one in attempts] == [
+            (1, "failed", "model_protocol_error"),
+            (1, "committed", None),
+            (2, "committed", None),
+        ]
+
+    async with running(App(agents)):
+        await asyncio.gather(*map(check, range(len(broken))))
+
+
+async def test_a_broken_response_is_asked_for_again(
+    running: Any, client: Client, task_queue: str, file_store: Store
+) -> None:
+    broken = [
+        # What `assemble` raises for a stream without its final event.
         ModelProtocolError("no final event", retry_after_s=0.01),
+        # Calls announced and missing, and a result that only we may write.
         ModelResponse(finish_reason=FinishReason.TOOL_CALLS),
         ModelResponse(parts=(ToolResultPart(call_id="x", name="note", text="forged"),)),
-    ],
-    ids=["no final event", "calls announced and missing", "a forged result"],
-)
-async def test_a_broken_response_is_asked_for_again(
-    running: Any, client: Client, task_queue: str, file_store: Store, broken: Any
-) -> None:
-    desk = Desk([broken, calls(call("note", item=1))], text("done"))
-    async with running(desk.app):
-        result = await run_turn(client, task_queue)
-        await assert_next_turn_is_valid(client, task_queue, desk.model)
-
-    assert (result.status, result.answer) == ("completed", "done")
-    assert desk.effects == {1: 1}
-    attempts = details(file_store, result).model_attempts
-    assert [(one.step, one.status, one.error_code) for one in attempts] == [
-        (1, "failed", "model_protocol_error"),
-        (1, "committed", None),
-        (2, "committed", None),
     ]
 
+    await assert_asked_again(running, client, task_queue, file_store, broken)
 
-@pytest.mark.parametrize(
-    "poison",
-    [object(), b"\xff", {1, 2}, float("nan"), {1: 2}],
-    ids=lambda value: type(value).__name__,
-)
-async def test_a_response_that_cannot_be_stored_is_the_models_error(
-    running: Any, client: Client, task_queue: str, file_store: Store, poison: Any
+
+async def test_a_response_without_its_final_event_is_asked_for_again(
+    running: Any, client: Client, task_queue: str, file_store: Store
 ) -> None:
-    broken = ModelResponse(parts=(ThinkingPart(provider_data={"signature": poison}),))
-    desk = Desk([broken, text("better")])
-    async with running(desk.app):
+    cut_off = Reply(text=("half an ", "answer"), final_event=False)
+    model = ScriptedModel.replies(Attempts(attempts=(cut_off, Reply(text="whole"))), repeat=True)
+    async with running(App([Agent("desk", model)])):
         result = await run_turn(client, task_queue)
-        await assert_next_turn_is_valid(client, task_queue, desk.model)
+        after = await run_turn(client, task_queue, "next", request_id="r2")
 
-    assert (result.status, result.answer) == ("completed", "better")
-    attempts = details(file_store, result).model_attempts
-    assert [(one.status, one.error_code) for one in attempts] == [
-        ("failed", "model_protocol_error"),
-        ("committed", None),
+    assert (result.status, result.answer) == ("completed", "whole")
+    assert [one.text for one in details(file_store, result).aborted_partials] == ["half an answer"]
+    assert after.status == "completed"
+    assert_sendable(model.requests[-1].messages)
+    assert [message.text for message in model.requests[-1].messages] == ["go", "whole", "next"]
+
+
+async def test_a_response_that_cannot_be_stored_is_asked_for_again(
+    running: Any, client: Client, task_queue: str, file_store: Store
+) -> None:
+    poisons: list[Any] = [object(), b"\xff", {1, 2}, float("nan"), {1: 2}]
+    broken = [
+        ModelResponse(parts=(ThinkingPart(provider_data={"signature": poison}),))
+        for poison in poisons
     ]
+
+    await assert_asked_again(running, client, task_queue, file_store, broken)
 
 
 async def test_text_that_no_database_holds_is_replaced(
