@@ -34,8 +34,8 @@ def outcome_of(value: Any) -> ToolOutcome:
 
 def outcome_of_error(error: BaseException, *, may_have_happened: bool) -> ToolOutcome:
     """The result of a tool that raised: its message is for the model, and only in the ledger."""
-    message = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
-    text = f"error: {message}"
+    kind = "" if isinstance(error, ToolError) else f"{type(error).__name__}: "
+    text = f"error: {kind}{_description(error)}"
     if may_have_happened:
         text += " The call may or may not have taken effect."
     return _bounded(text, set(), ResultStatus.ERROR, ResultReason.TOOL_ERROR)
@@ -70,7 +70,7 @@ def _encode(value: Any, flags: set[str]) -> str:
     try:
         plain = _plain(value, flags, 0)
         return json.dumps(plain, separators=JSON_SEPARATORS, ensure_ascii=False, allow_nan=False)
-    except (ValueError, TypeError, RecursionError):
+    except Exception:  # The author's own iterators and serialisers run here: the call has run.
         flags.add(NOT_JSON)
         return _description(value)
 

@@ -4,12 +4,14 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 import pytest_asyncio
+from temporalio import activity
 from temporalio.client import Client
-from temporalio.worker import Worker
+from temporalio.worker import Worker, WorkerConfig
 
 from perdure import App
 from perdure.cli.dev_server import DevServer
@@ -62,15 +64,37 @@ def file_store(tmp_path: Path) -> Iterator[Store]:
 Running = Callable[..., AsyncIterator[Worker]]
 
 
+class Only(PerdurePlugin):
+    """A worker of a deploy that lacks some activities."""
+
+    def __init__(self, app: App, only: tuple[str, ...] | None, **options: Any) -> None:
+        super().__init__(app, **options)
+        self._only = only
+
+    def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
+        """Keep only the activities that are named."""
+        config = super().configure_worker(config)
+        if self._only is not None:
+            named = [
+                (activity._Definition.must_from_callable(x).name, x) for x in config["activities"]
+            ]
+            config["activities"] = [x for name, x in named if name in self._only]
+        return config
+
+
 @pytest.fixture
 def running(client: Client, task_queue: str, file_store: Store) -> Running:
     """`async with running(app):` is a worker in this process, on `task_queue` and `file_store`."""
 
     @asynccontextmanager
     async def run(
-        app: App, settings: Settings = FAST, *, queue: str = task_queue
+        app: App,
+        settings: Settings = FAST,
+        *,
+        queue: str = task_queue,
+        only: tuple[str, ...] | None = None,
     ) -> AsyncIterator[Worker]:
-        plugin = PerdurePlugin(app, store=file_store, settings=settings)
+        plugin = Only(app, only, store=file_store, settings=settings)
         async with Worker(client, task_queue=queue, plugins=[plugin]) as worker:
             yield worker
 
