@@ -6,6 +6,7 @@ value, a provider's text or an SQL parameter.
 
 import functools
 import logging
+import math
 import traceback
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -26,18 +27,30 @@ _BENIGN = ApplicationErrorCategory.BENIGN
 
 logger = logging.getLogger("perdure.activities")
 
+_DELAY_S_MIN = 0.001
+_DELAY_S_MAX = 86_400.0
+
 Activity = Callable[[Any], Awaitable[dict[str, Any]]]
+
+
+def retry_delay(asked_s: float | None) -> timedelta | None:
+    """The wait that a tool or a provider asks for, as Temporal takes it; None is its own back-off.
+
+    Nothing at all would be that too, so it becomes a moment; NaN and infinity are nobody's wish.
+    """
+    if asked_s is None or not math.isfinite(asked_s):
+        return None
+    return timedelta(seconds=min(max(_DELAY_S_MIN, asked_s), _DELAY_S_MAX))
 
 
 def as_failure(error: PerdureError, *, retry_after_s: float | None = None) -> ApplicationError:
     """A Temporal failure whose type is the error's code."""
-    delay = None if retry_after_s is None else timedelta(seconds=retry_after_s)
     expected = isinstance(error, (RequestError, OwnershipError, ModelError, StepLimit))
     return ApplicationError(
         str(error),
         type=error.code,
         non_retryable=not error.retryable,
-        next_retry_delay=delay,
+        next_retry_delay=retry_delay(retry_after_s),
         # An expected answer is no incident of the worker: no traceback in its log.
         category=_BENIGN if expected else ApplicationErrorCategory.UNSPECIFIED,
     )

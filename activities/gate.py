@@ -10,7 +10,6 @@ import logging
 import secrets
 import threading
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -18,6 +17,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from perdure.activities.engine import Engine
+from perdure.activities.failures import retry_delay
 from perdure.activities.pulse import Beating
 from perdure.activities.results import outcome_of, outcome_of_error
 from perdure.agents import NOT_EXECUTED, UNKNOWN, Tool, ToolContext
@@ -309,7 +309,7 @@ class Gate:
                     "the tool reported an error and is tried again",
                     type=ToolError.code,
                     category=ApplicationErrorCategory.BENIGN,
-                    next_retry_delay=timedelta(seconds=result.retry_after_s),
+                    next_retry_delay=retry_delay(result.retry_after_s),
                 )
             case EffectEnd.STOPPED:
                 raise asyncio.CancelledError

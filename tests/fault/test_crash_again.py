@@ -39,7 +39,8 @@ SAMPLE = [
     Again("send", IN_EFFECT, "close_call.committed", 1, "interrupted", 1),
 ]
 REST = [
-    Again("look", IN_EFFECT, "dispatch_call.committed", 2, "ok", 3),
+    # The first visit only learns that the call is held; the second one is its T1.
+    Again("look", IN_EFFECT, "dispatch_call.committed@2", 2, "ok", 3),
     Again("pay", DISPATCHED, "tool.before_effect", 1, "ok", 3),
     Again("ship", IN_EFFECT, "report_reconcile.inside", 1, "ok", 1),
     Again("ship", IN_EFFECT, "report_reconcile.committed", 1, "ok", 1),

@@ -304,14 +304,14 @@ class Crash:
 
 
 class SecondCrash(Crash):
-    """The successor is killed too, at a failpoint of its own (`NAME=hold`); a third one goes on."""
+    """The successor is killed too, at `NAME` or `NAME@VISIT`; a third worker goes on."""
 
     def __init__(
         self, case: Case, client: Client, address: str, folder: Path, *, then: str
     ) -> None:
         super().__init__(case, client, address, folder, owes_late_result=False)
-        self._then = then
-        self.successor.fail_at(f"{then}=hold")
+        self._then, _, visit = then.partition("@")
+        self.successor.fail_at(f"{self._then}=hold@{visit or 1}")
         self.third = self._worker(PERDURE_FAULT_STANDBY="1")
 
     async def kill(self) -> None:

@@ -37,7 +37,7 @@ def _set_version(path: Path, version: str) -> None:
     connection.close()
 
 
-def test_a_fresh_database_is_what_the_models_say(store: Store) -> None:
+def test_a_fresh_database_is_what_the_models_say(file_store: Store) -> None:
     def differences(tx: Connection) -> list[object]:
         options = {
             "version_table": migrate.VERSION_TABLE,
@@ -46,7 +46,7 @@ def test_a_fresh_database_is_what_the_models_say(store: Store) -> None:
         }
         return compare_metadata(MigrationContext.configure(tx, opts=options), METADATA)
 
-    assert store.read(differences) == []
+    assert file_store.read(differences) == []
 
 
 def test_a_fresh_database_has_every_constraint_of_the_models(
