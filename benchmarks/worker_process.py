@@ -8,8 +8,9 @@ settings of `PerdurePlugin`, because it is the plugin that sets them for the who
 import asyncio
 import json
 import logging
+import os
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 from bare import BareTurn
 from spent import Spent
@@ -53,7 +54,7 @@ async def bare_tool(call: dict[str, Any]) -> dict[str, Any]:
     return {"call_id": call["call_id"], "name": call["name"], "text": text}
 
 
-async def serve(queue: str) -> None:
+async def serve(queue: str, answers: TextIO) -> None:
     """Run the worker until the input ends."""
     settings = Settings(task_queue=queue)
     store = open_store(settings.store_url)
@@ -66,13 +67,20 @@ async def serve(queue: str) -> None:
         plugins=[PerdurePlugin(app, store=store, settings=settings)],
     )
     async with worker:
-        print("ready", flush=True)
+        print("ready", file=answers, flush=True)
         while await asyncio.to_thread(sys.stdin.readline):
-            print(json.dumps(spent.read()), flush=True)
+            print(json.dumps(spent.read()), file=answers, flush=True)
     store.close()
+
+
+def only_answers() -> TextIO:
+    """The standard output, from now on for answers alone: the SDK's core logs into it."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return answers
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    asyncio.run(serve(sys.argv[1]))
+    asyncio.run(serve(sys.argv[1], only_answers()))
