@@ -422,9 +422,7 @@ class Effect:
         self._flag.set()
         if self._tool.is_async:
             function.cancel()
-        if not self._tool.is_async or self._safety is ReplaySafety.UNSAFE:
-            # What a cancelled coroutine returns is its clean-up's word; an UNSAFE call is closed.
-            self._engine.keep_running(self._keep_late(function), "perdure-late-result")
+        self._engine.keep_running(self._keep_late(function), "perdure-late-result")
         if self._safety in (ReplaySafety.SAFE, ReplaySafety.KEYED):
             if self._errors + 1 < TOOL_ERROR_TRIES:
                 return await self._retry(None)
@@ -445,8 +443,12 @@ class Effect:
 
     async def _keep_late(self, function: "asyncio.Task[object]") -> None:
         # What still comes after the time-out is a fact: it goes to the late results.
+        # An exception must be looked at, or the event loop logs what the tool said.
         await asyncio.wait({function})
-        if not function.cancelled() and function.exception() is None:
+        if function.cancelled() or function.exception() is not None:
+            return
+        if not self._tool.is_async or self._safety is ReplaySafety.UNSAFE:
+            # What a cancelled coroutine returns is its clean-up's word; an UNSAFE call is closed.
             await self._settle(outcome_of(function.result()))
 
     async def _settle(self, outcome: ToolOutcome) -> EffectResult:

@@ -3,11 +3,15 @@
 import asyncio
 
 from temporalio import activity
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryRequest
 
 from perdure.activities.engine import Engine, current_owner
 from perdure.activities.owners import OwnerState, owner_state
 from perdure.contracts.calls import EndReply, EndTurn, FollowReply, FollowTurn
+from perdure.contracts.messages import Message
 from perdure.contracts.timing import current_timing
+from perdure.contracts.turn import parse_turn_request
 from perdure.stores.commands import FinishTurn
 from perdure.stores.ledger import end_turn, latest_owner, read_result, turn_state
 
@@ -41,8 +45,12 @@ async def end(engine: Engine, command: EndTurn) -> EndReply:
     engine.ledger.require(command.turn)
     opening = command.opening
     if opening is not None:
+        message = opening.message
+        status, _ = await engine.ledger.read(turn_state, command.turn.turn_id)
+        if status is None and not message.parts:
+            message = await _message_of_input(engine)
         digest = opening.digest_for(command.turn)
-        opening = opening.model_copy(update={"request_digest": digest})
+        opening = opening.model_copy(update={"request_digest": digest, "message": message})
     finish = FinishTurn(
         turn=command.turn,
         owner=current_owner(command.run_id),
@@ -54,6 +62,22 @@ async def end(engine: Engine, command: EndTurn) -> EndReply:
     with engine.pulse.beating("end", activity.heartbeat):
         result = await engine.ledger.run_to_its_end(end_turn, finish)
     return EndReply(result=engine.shown(result))
+
+
+async def _message_of_input(engine: Engine) -> Message:
+    # A turn that never opened: its message is nowhere but in the input of its own workflow.
+    info = activity.info()
+    request = GetWorkflowExecutionHistoryRequest(
+        namespace=info.workflow_namespace or info.namespace,
+        execution=WorkflowExecution(
+            workflow_id=info.workflow_id or "", run_id=info.workflow_run_id or ""
+        ),
+        maximum_page_size=1,
+    )
+    found = await engine.client.workflow_service.get_workflow_execution_history(request)
+    started = found.history.events[0].workflow_execution_started_event_attributes
+    values = await engine.client.data_converter.decode(started.input.payloads)
+    return parse_turn_request(values[0]).message
 
 
 async def _epoch_of_closed_owner(engine: Engine, follow: FollowTurn) -> int | None:

@@ -106,9 +106,9 @@ def _heading(options: Options) -> str:
 def main() -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="how often the sides take turns")
-    parser.add_argument("--turns", type=int, default=40, help="turns one at a time in a round")
-    parser.add_argument("--burst", type=int, default=3, help="turns of each of the 50 at once")
+    parser.add_argument("--rounds", type=int, default=5, help="how often the sides take turns")
+    parser.add_argument("--turns", type=int, default=20, help="turns one at a time in a round")
+    parser.add_argument("--burst", type=int, default=1, help="turns of each of the 50 at once")
     parser.add_argument("--folder", type=Path, default=Path("perdure-data"), help="on which disk")
     parser.add_argument("--no-write", action="store_true", help="leave the page as it is")
     parsed = parser.parse_args()

@@ -66,5 +66,7 @@ def _policy(plan: RetryPlan) -> RetryPolicy:
 def _problem(error: ActivityError) -> Problem:
     cause = error.cause
     if isinstance(cause, ApplicationError):
-        return Problem(code=cause.type or LOST, detail=cause.message)
+        # A worker without the activity is as good as none.
+        code = cause.type if cause.type not in (None, "NotFoundError") else LOST
+        return Problem(code=code, detail=cause.message)
     return Problem(code=LOST, detail="the activity was lost; see its attempts")

@@ -179,7 +179,7 @@ class AgentTurn:
             status=ending.status,
             stop_reason=ending.stop_reason,
             detail=ending.detail,
-            opening=state.opening,
+            opening=_without_message(state),
         )
         reply = await attempt(END, value, summary=f"end · {ending.stop_reason}")
         if isinstance(reply, Problem) and not decide.is_refused(state, reply):
@@ -226,6 +226,12 @@ class AgentTurn:
 def _retrieve(task: "asyncio.Task[Any]") -> None:
     if not task.cancelled():
         task.exception()
+
+
+def _without_message(state: TurnState) -> Opening | None:
+    # The caller's input and the first activity hold the message: `end` looks there if it must.
+    told = {"message": Message(role=Role.USER), "request_digest": state.request_digest}
+    return state.opening and state.opening.model_copy(update=told)
 
 
 def _reopening(state: TurnState) -> Opening:

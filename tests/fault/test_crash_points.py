@@ -23,7 +23,7 @@ from perdure.contracts.events import ModelPrepared
 
 FULL = os.environ.get("PERDURE_FAULTS") == "full"
 # Cases that run at once; a case is two processes that mostly wait. 1 where others share the cases.
-WIDTH = 1 if "PYTEST_XDIST_WORKER" in os.environ else 4
+WIDTH = 1 if "PYTEST_XDIST_WORKER" in os.environ else 6 if FULL else 4
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -5,6 +5,7 @@ import decimal
 import json
 import math
 import uuid
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +15,11 @@ from pydantic import BaseModel
 
 from perdure import errors
 from perdure.activities.results import outcome_of, outcome_of_error
-from perdure.contracts.limits import TOOL_TEXT_BYTES_MAX, TOOL_TEXT_LINES_MAX
+from perdure.contracts.limits import (
+    TOOL_RESULT_BYTES_MAX,
+    TOOL_TEXT_BYTES_MAX,
+    TOOL_TEXT_LINES_MAX,
+)
 from perdure.contracts.tools import ResultStatus
 
 
@@ -98,6 +103,90 @@ def test_an_unsafe_error_says_that_it_may_have_taken_effect() -> None:
 
     assert outcome_of_error(error, may_have_happened=False).text == "error: no such order"
     assert "may or may not" in outcome_of_error(error, may_have_happened=True).text
+
+
+class Closed(Mapping[str, int]):
+    """Breaks when somebody looks into it."""
+
+    def __getitem__(self, key: str) -> int:
+        raise RuntimeError("closed")
+
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("closed")
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Slots(list[int]):
+    """Breaks when it is walked through."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise OSError("gone")
+
+
+def breaking() -> Iterator[int]:
+    """Breaks half way."""
+    yield 1
+    raise KeyError("gone")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Closed(), {"row": Closed()}, [Slots([1])], breaking(), Odd, object(), {"x": Odd()}],
+    ids=["mapping", "in an object", "list", "generator", "class", "object", "no text"],
+)
+def test_a_value_that_breaks_when_it_is_looked_at_is_described(value: Any) -> None:
+    outcome = outcome_of(value)
+
+    assert (outcome.status, outcome.flags) == (ResultStatus.OK, ("not_json",))
+    assert outcome.text
+
+
+def test_an_exception_that_cannot_be_shown_is_named() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    outcome = outcome_of_error(Mute(), may_have_happened=False)
+
+    assert outcome.text == "error: Mute: <Mute>"
+
+
+def test_an_error_is_sanitised_and_cut_like_a_result() -> None:
+    outcome = outcome_of_error(ValueError("\ud800" + "x" * 100_000), may_have_happened=True)
+
+    assert outcome.flags == ("cut", "sanitised")
+    assert outcome.full is not None
+    assert outcome.full.endswith("may or may not have taken effect.")
+
+
+def test_what_no_ledger_keeps_is_dropped_with_a_flag() -> None:
+    outcome = outcome_of("é" * TOOL_RESULT_BYTES_MAX)
+
+    assert outcome.flags == ("cut", "dropped")
+    assert outcome.full is not None
+    assert len(outcome.full.encode()) <= TOOL_RESULT_BYTES_MAX
+
+
+def test_a_text_of_exactly_the_bound_is_not_cut() -> None:
+    fits, larger = (
+        outcome_of("x" * TOOL_TEXT_BYTES_MAX),
+        outcome_of("x" * TOOL_TEXT_BYTES_MAX + "y"),
+    )
+
+    assert (fits.flags, larger.flags) == ((), ("cut",))
+
+
+@pytest.mark.parametrize("depth", [50, 5000])
+def test_what_is_nested_too_deep_is_described(depth: int) -> None:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+
+    outcome = outcome_of(value)
+
+    assert outcome.flags == (() if depth == 50 else ("not_json",))
 
 
 ANYTHING = st.recursive(

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+from harness.processes import until
 from harness.turns import (
     Answers,
     assert_next_turn_is_valid,
     call,
     calls,
+    details,
     operation,
     operations,
     run_turn,
@@ -321,3 +323,62 @@ async def test_an_unsafe_coroutine_over_its_time_is_cancelled_and_not_run_again(
     assert (one.status, one.reason) == ("interrupted", "timed_out")
     assert "half sent" in (one.text or "")
     assert "may or may not" in (one.text or "")
+
+
+async def test_the_first_outcome_wins_also_when_its_execution_was_given_up(
+    client: Client, task_queue: str, file_store: Store, running: Running
+) -> None:
+    keys: list[str] = []
+    second_runs = threading.Event()
+
+    @tool(replay=ReplaySafety.KEYED, timeout_s=1.0)
+    def pay(ctx: BlockingToolContext) -> str:
+        """The first execution hangs past its time and comes back while the second one runs."""
+        keys.append(ctx.operation_id)
+        if ctx.generation == 1:
+            second_runs.wait(30)
+            return "paid at first"
+        second_runs.set()
+        settled = Reader(file_store)
+        while not any(
+            event.event.kind == "tool_settled" for event in settled.turn_events(ctx.turn_id)
+        ):
+            threading.Event().wait(0.02)
+        return "paid again"
+
+    model = Answers(calls(call("pay")), text("done"))
+    async with running(desk(model, pay)):
+        result = await run_turn(client, task_queue)
+        await until(lambda: details(file_store, result).late_results)
+        await assert_next_turn_is_valid(client, task_queue, model)
+
+    # The callee was given one key, so the two executions are one payment.
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
+    one = operation(file_store, result)
+    assert (one.text, [x.outcome for x in one.generations]) == ("paid at first", ["won", "late"])
+    assert [late.text for late in details(file_store, result).late_results] == ["paid again"]
+
+
+@pytest.mark.slow
+async def test_a_keyed_tool_that_never_ends_in_time_is_given_up_after_four_tries(
+    client: Client, task_queue: str, file_store: Store, running: Running
+) -> None:
+    """It waits two, four and eight seconds between its tries."""
+    started = Counter[int]()
+
+    @tool(replay=ReplaySafety.KEYED, timeout_s=0.1)
+    async def hang(ctx: ToolContext) -> str:
+        """Never ends."""
+        started[ctx.generation] += 1
+        await asyncio.Event().wait()
+        return "never"
+
+    model = Answers(calls(call("hang")), text("done"))
+    async with running(desk(model, hang)):
+        result = await run_turn(client, task_queue)
+        await assert_next_turn_is_valid(client, task_queue, model)
+
+    assert started == {1: 1, 2: 1, 3: 1, 4: 1}
+    one = operation(file_store, result)
+    assert (one.status, one.text) == ("error", "error: the tool did not end within its time")
