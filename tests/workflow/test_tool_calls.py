@@ -161,7 +161,9 @@ async def test_errors_that_no_try_can_mend_are_told_at_once(
     call_ = operation(file_store, result)
     assert call_.status == "error"
     assert tries == {"fail": 1}
-    assert ("may or may not" in (call_.text or "")) == (safety is ReplaySafety.UNSAFE)
+    # What was not the tool's own report leaves open whether an effect without a check happened.
+    doubtful = safety in (ReplaySafety.UNSAFE, ReplaySafety.KEYED)
+    assert ("may or may not" in (call_.text or "")) == doubtful
 
 
 async def test_a_reconciled_tool_that_raises_is_asked_about_before_it_runs_again(
