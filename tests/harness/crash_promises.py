@@ -46,9 +46,9 @@ def assert_promises(case: Case, seen: Seen) -> None:
     assert len(dispatched) == min(len(operation.generations), 1)
     if case.tool == "send":
         assert len(seen.effects) <= 1
-        # What took effect is what the model was told, or it was told that nobody knows.
+        # The model was told what took effect, or that nobody knows; what comes later stays beside.
         late = len(seen.details.late_results)
-        assert (result.status == "ok", late) in ((True, 0), (False, late))
+        assert late == 0 if result.status == "ok" else late <= len(seen.effects)
         assert result.status != "not_executed" or not seen.effects
     if case.tool == "ship":
         assert_reconciled(seen)
