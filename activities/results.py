@@ -37,7 +37,8 @@ def outcome_of_error(error: BaseException, *, may_have_happened: bool) -> ToolOu
     kind = "" if isinstance(error, ToolError) else f"{type(error).__name__}: "
     text = f"error: {kind}{_description(error)}"
     if may_have_happened:
-        text += " The call may or may not have taken effect."
+        stop = "" if text.endswith((".", "!", "?")) else "."
+        text += f"{stop} The call may or may not have taken effect."
     return _bounded(text, set(), ResultStatus.ERROR, ResultReason.TOOL_ERROR)
 
 

@@ -334,22 +334,25 @@ _DO: dict[Signal, Callable[[Crash], Awaitable[None]]] = {
 
 
 class Campaign:
-    """Runs cases a few at a time, ahead of the tests that judge them: most of a case is waiting."""
+    """Runs cases ahead of the tests that judge them, `width` at once: most of a case is waiting.
+
+    With a width of 1, a case is run when it is asked for: another process may judge the others.
+    """
 
     def __init__(
         self, run: Callable[[Case], Coroutine[Any, Any, Seen]], cases: list[Case], width: int
     ) -> None:
         self._run = run
         self._cases = cases
-        self._width = width
+        self._room = asyncio.Semaphore(width)
+        self._ahead = width > 1
         self._tasks: dict[Case, asyncio.Task[Seen]] = {}
 
     async def seen(self, case: Case) -> Seen:
         """What the case has left behind."""
-        position = self._cases.index(case)
-        for ahead in self._cases[position : position + self._width]:
-            if ahead not in self._tasks:
-                self._tasks[ahead] = asyncio.create_task(self._run(ahead))
+        for wanted in self._cases if self._ahead else [case]:
+            if wanted not in self._tasks:
+                self._tasks[wanted] = asyncio.create_task(self._run_in_room(wanted))
         return await self._tasks[case]
 
     async def close(self) -> None:
@@ -357,3 +360,7 @@ class Campaign:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _run_in_room(self, case: Case) -> Seen:
+        async with self._room:
+            return await self._run(case)
