@@ -16,7 +16,7 @@ PYTEST := .venv/bin/python -m pytest
 QUICK_ROOMS := $(wildcard tests/unit tests/store tests/replay)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lint check test faults bench clean
+.PHONY: help demo lint check test faults bench screenshots clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST))
@@ -41,6 +41,10 @@ faults: $(STAMP) ## the whole fault campaign: every crash point, signal and repl
 bench: $(STAMP) ## the benchmarks; prints the table of the docs
 	.venv/bin/python benchmarks/run.py
 
+screenshots: $(STAMP) ## the pictures of docs/operating-ui.md; needs Debian's chromium
+	$(PIP) install -q 'playwright>=1.50'
+	.venv/bin/python docs/screenshots/take.py
+
 clean: ## remove what was installed and built, and caches; databases stay
 	rm -rf .venv build dist perdure.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -49,5 +53,5 @@ clean: ## remove what was installed and built, and caches; databases stay
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(PIP) install -q -e '.[embedded,dev]'
+	$(PIP) install -q -e '.[embedded,providers,metrics,otel,testing,dev]'
 	touch $(STAMP)

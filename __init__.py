@@ -7,7 +7,17 @@ loads neither an SQL library nor a worker.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perdure.agents import NOT_EXECUTED, UNKNOWN, Agent, App, ReplaySafety, ToolContext, tool
+    from perdure.agents import (
+        NOT_EXECUTED,
+        UNKNOWN,
+        Agent,
+        App,
+        Endpoint,
+        ReplaySafety,
+        ToolContext,
+        ToolReturn,
+        tool,
+    )
     from perdure.contracts import errors
 
 __all__ = [
@@ -15,8 +25,10 @@ __all__ = [
     "UNKNOWN",
     "Agent",
     "App",
+    "Endpoint",
     "ReplaySafety",
     "ToolContext",
+    "ToolReturn",
     "__version__",
     "errors",
     "tool",

@@ -4,15 +4,18 @@
 (`TEMPORAL_ADDRESS`, `TEMPORAL_NAMESPACE`, `TEMPORAL_PROFILE`, ...).
 """
 
-from typing import Annotated
+import logging
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from temporalio.client import Client
 from temporalio.envconfig import ClientConfig
+from temporalio.runtime import Runtime
 
 from perdure.contracts.errors import ServerUnreachable, SetupError
 from perdure.contracts.timing import Timing
+from perdure.logs import LogFormat
 
 DEFAULT_ADDRESS = "localhost:7233"
 
@@ -21,7 +24,15 @@ def _on_or_off(value: object) -> object:
     return {"on": True, "off": False}.get(value.lower(), value) if isinstance(value, str) else value
 
 
+def _known_level(value: str) -> str:
+    if value.upper() not in logging.getLevelNamesMapping():
+        raise ValueError("must be DEBUG, INFO, WARNING, ERROR or CRITICAL")
+    return value.upper()
+
+
 Switch = Annotated[bool, BeforeValidator(_on_or_off)]
+Level = Annotated[str, AfterValidator(_known_level)]
+Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class Settings(BaseSettings):
@@ -29,7 +40,8 @@ class Settings(BaseSettings):
 
     `previews`: whether Temporal may hold short texts of arguments and answers. `grace_s`: how long
     a stopping worker lets its tools run on. `heartbeat_timeout_s`: after how long a silent worker
-    counts as lost; all other waits derive from it.
+    counts as lost; all other waits derive from it. Ports: 0 is off. `otel`: with `auto` an
+    OTLP endpoint in the environment decides.
     """
 
     model_config = SettingsConfigDict(env_prefix="PERDURE_", extra="ignore")
@@ -40,7 +52,14 @@ class Settings(BaseSettings):
     grace_s: float = Field(default=10.0, ge=0)
     cancel_grace_s: float = Field(default=5.0, ge=0)
     previews: Switch = True
-    log_level: str = "INFO"
+    log_level: Level = "INFO"
+    log_format: LogFormat = "text"
+    metrics_port: Port = 0
+    temporal_metrics_port: Port = 0
+    health_port: Port = 0
+    health_host: str = "127.0.0.1"
+    otel: Literal["auto", "on", "off"] = "auto"
+    otel_content: Switch = False
 
     @property
     def timing(self) -> Timing:
@@ -71,7 +90,9 @@ def load_settings(*, store: str | None = None, task_queue: str | None = None) ->
     return settings.model_copy(update=changes)
 
 
-async def connect(address: str | None = None, namespace: str | None = None) -> Client:
+async def connect(
+    address: str | None = None, namespace: str | None = None, *, runtime: Runtime | None = None
+) -> Client:
     """Connect to Temporal as the environment says. Raises ServerUnreachable."""
     config = ClientConfig.load_client_connect_config()
     if address is not None:
@@ -81,7 +102,7 @@ async def connect(address: str | None = None, namespace: str | None = None) -> C
     config.setdefault("target_host", DEFAULT_ADDRESS)
     target = str(config.get("target_host"))
     try:
-        return await Client.connect(**config)
+        return await Client.connect(**config, runtime=runtime)
     except RuntimeError as error:
         raise ServerUnreachable(
             f"no Temporal server answers at {target}; start one with `perdure dev APP` or set "

@@ -15,8 +15,17 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import timedelta
 from typing import Any, cast
 
+from temporalio import activity, workflow
 from temporalio.client import Client
 from temporalio.plugin import SimplePlugin
+from temporalio.runtime import (
+    LogForwardingConfig,
+    LoggingConfig,
+    PrometheusConfig,
+    Runtime,
+    TelemetryConfig,
+    TelemetryFilter,
+)
 from temporalio.worker import (
     PollerBehaviorAutoscaling,
     Replayer,
@@ -27,10 +36,15 @@ from temporalio.worker import (
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from perdure.activities.engine import Engine
+from perdure.activities.health import Exposition, Health, Readiness
+from perdure.activities.observers import Wanted, check_extras, make_observers
 from perdure.activities.registry import activities_of
+from perdure.activities.searchable import knows_search_attributes
+from perdure.activities.telemetry import Telemetry
 from perdure.agents import App, load_app
 from perdure.contracts.errors import PerdureError, SetupError
 from perdure.contracts.timing import set_timing
+from perdure.logs import configure_logs
 from perdure.settings import Settings, connect, load_settings
 from perdure.stores import Store, open_store
 from perdure.workflows import AgentTurn
@@ -44,7 +58,8 @@ PASSED_THROUGH = (
     "annotated_types",
     "typing_inspection",
 )
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+# A stopping worker waits no longer than this for a collector that does not answer.
+FLUSH_S = 3.0
 STICKY_TIMEOUT_S = 2.0
 HEARTBEAT_THROTTLE_S = 1.0
 
@@ -71,7 +86,8 @@ class PerdurePlugin(SimplePlugin):
 
     `store` is an open `Store` or the URL of one (default: `PERDURE_STORE_URL`); a store that the
     plugin opened is closed with the worker. The settings of DESIGN 5 (sticky time-out, heartbeat
-    throttle, grace, poller autoscaling) are set on the hosting worker.
+    throttle, grace, poller autoscaling) are set on the hosting worker. Metrics, traces and health
+    are served as the settings say; raises SetupError if an extra for them is missing.
     """
 
     def __init__(
@@ -82,6 +98,16 @@ class PerdurePlugin(SimplePlugin):
         self._store = store
         self._owned: Store | None = None
         self._engine: Engine | None = None
+        self._wanted = check_extras(
+            Wanted(
+                metrics=self._settings.metrics_port > 0,
+                traces={"on": True, "off": False}.get(self._settings.otel),
+                content=self._settings.otel_content,
+            )
+        )
+        self._exposition: Exposition | None = None
+        self._worker: Worker | None = None
+        self._stopping = False
         super().__init__(  # pyright: ignore[reportUnknownMemberType] -- the SDK's own callables
             "perdure.PerdurePlugin",
             workflows=[AgentTurn],
@@ -94,6 +120,7 @@ class PerdurePlugin(SimplePlugin):
         if self._engine is not None:
             raise SetupError("one PerdurePlugin serves one worker; make another for another worker")
         set_timing(self._settings.timing)
+        observers, self._exposition = make_observers(self._wanted, self._app.agents)
         store = self._store
         if not isinstance(store, Store):
             store = open_store(store if store is not None else self._settings.store_url)
@@ -105,11 +132,21 @@ class PerdurePlugin(SimplePlugin):
             settled["client"],
             previews=self._settings.previews,
             grace_s=self._settings.grace_s,
+            telemetry=Telemetry(observers),
         )
         hosted = list(settled.get("activities") or [])
         settled["activities"] = [*hosted, *activities_of(self._engine)]
         settled.update(_timing_of(self._settings))
         return cast("WorkerConfig", settled)
+
+    async def run_worker(self, worker: Worker, next: Callable[[Worker], Awaitable[None]]) -> None:
+        """Run, with the app's dependencies open and health served."""
+        self._worker = worker
+        await super().run_worker(worker, next)
+
+    def stop_soon(self) -> None:
+        """Say so at `/readyz` from now on; the worker's owner then shuts it down."""
+        self._stopping = True
 
     @contextlib.asynccontextmanager
     async def _running(self) -> AsyncGenerator[None]:
@@ -118,14 +155,30 @@ class PerdurePlugin(SimplePlugin):
             # A Replayer runs workflows only.
             yield
             return
-        try:
-            async with self._app.dependencies() as deps:
-                engine.deps = deps
-                yield
-        finally:
-            engine.close()
+        async with contextlib.AsyncExitStack() as ending:
             if self._owned is not None:
-                self._owned.close()
+                ending.callback(self._owned.close)
+            ending.callback(engine.close)
+            health = self._serve_health(engine)
+            ending.push_async_callback(asyncio.to_thread, health.close)
+            ending.push_async_callback(engine.telemetry.close, FLUSH_S)
+            engine.searchable = await knows_search_attributes(engine.client)
+            await engine.load_models()
+            engine.deps = await ending.enter_async_context(self._app.dependencies())
+            yield
+
+    def _serve_health(self, engine: Engine) -> Health:
+        readiness = Readiness(engine.ledger, engine.client, self._polling)
+        health = Health(asyncio.get_running_loop(), readiness.check, self._exposition)
+        settings = self._settings
+        for port in sorted({settings.metrics_port, settings.health_port} - {0}):
+            health.serve(settings.health_host, port)
+        return health
+
+    def _polling(self) -> str | None:
+        if self._stopping:
+            return "stopping"
+        return None if self._worker is not None and self._worker.is_running else "not polling"
 
 
 def _timing_of(settings: Settings) -> WorkerConfig:
@@ -140,6 +193,43 @@ def _timing_of(settings: Settings) -> WorkerConfig:
     )
 
 
+def configure_logging(settings: Settings) -> None:
+    """Log this process as the settings say, Temporal's records included."""
+    configure_logs(settings.log_level, settings.log_format)
+    # What Temporal appends to its messages are fields of their own in JSON.
+    as_text = settings.log_format == "text"
+    activity.logger.activity_info_on_message = as_text
+    workflow.logger.workflow_info_on_message = as_text
+
+
+def temporal_runtime(settings: Settings) -> Runtime | None:
+    """Temporal's runtime with its metrics and its log, None where its default is as good.
+
+    A metrics port that cannot be had is a line in the log, and the turns go on without.
+    """
+    log = LoggingConfig.default
+    if settings.log_format == "json":
+        core = LogForwardingConfig(
+            logger=logging.getLogger("temporalio.core"), append_target_to_name=False
+        )
+        level = TelemetryFilter(core_level="WARN", other_level="ERROR")
+        log = LoggingConfig(filter=level, forwarding=core)
+    if settings.temporal_metrics_port:
+        host = f"[{settings.health_host}]" if ":" in settings.health_host else settings.health_host
+        address = f"{host}:{settings.temporal_metrics_port}"
+        metrics = PrometheusConfig(
+            address, counters_total_suffix=True, unit_suffix=True, durations_as_seconds=True
+        )
+        try:
+            return Runtime(telemetry=TelemetryConfig(logging=log, metrics=metrics))
+        except ValueError:
+            # Its text says more than it should; the address is what can be wrong.
+            logger.warning("%s cannot serve Temporal's metrics; turns go on without them", address)
+    if settings.log_format == "json":
+        return Runtime(telemetry=TelemetryConfig(logging=log))
+    return None
+
+
 async def run_worker(
     app: App,
     settings: Settings,
@@ -149,8 +239,8 @@ async def run_worker(
     on_ready: Callable[[], Awaitable[Any] | None] | None = None,
 ) -> None:
     """Run a worker until `stop` is set, then let its activities end within the grace."""
-    client = client if client is not None else await connect()
     plugin = PerdurePlugin(app, settings=settings)
+    client = client if client is not None else await connect(runtime=temporal_runtime(settings))
     worker = Worker(client, task_queue=settings.task_queue, plugins=[plugin])
     stop = stop if stop is not None else asyncio.Event()
     async with worker:
@@ -160,6 +250,7 @@ async def run_worker(
             if ready is not None:
                 await ready
         await stop.wait()
+        plugin.stop_soon()
         logger.info("worker stops; running tools have %s s", settings.grace_s)
 
 
@@ -179,9 +270,7 @@ def main(arguments: list[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         settings = load_settings(task_queue=parsed.task_queue)
-        logging.basicConfig(level=settings.log_level, format=LOG_FORMAT)
-        # Its progress lines say nothing to who runs a worker.
-        logging.getLogger("alembic").setLevel(logging.WARNING)
+        configure_logging(settings)
         asyncio.run(_serve(parsed.app, settings))
     except PerdureError as error:
         print(f"perdure: {error}", file=sys.stderr)

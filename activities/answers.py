@@ -19,7 +19,7 @@ from perdure.contracts.canonical import (
     nests_deeper,
     sanitised,
 )
-from perdure.contracts.errors import ModelProtocolError
+from perdure.contracts.errors import ModelContentRefused, ModelProtocolError
 from perdure.contracts.events import (
     ModelAnswered,
     ToolCalled,
@@ -35,7 +35,7 @@ from perdure.contracts.limits import (
     NESTING_LEVELS_MAX,
     TOOL_NAME_CHARS_MAX,
 )
-from perdure.contracts.messages import Part, TextPart, ToolCallPart, ToolResultPart
+from perdure.contracts.messages import Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from perdure.contracts.model import FinishReason, ModelResponse
 from perdure.contracts.safety import ReplaySafety
 from perdure.contracts.tools import ResultReason, ToolOutcome
@@ -76,16 +76,23 @@ def plan_answer(
         finish_reason=response.finish_reason,
         usage=response.usage,
     )
-    return CommitAnswer(turn=ref, answered=answered, calls=tuple(planned))
+    command = CommitAnswer(turn=ref, answered=answered, calls=tuple(planned))
+    if agent.output is None or planned:
+        return command
+    text = "".join(part.text for part in parts if isinstance(part, TextPart))
+    read = agent.output.read(text)
+    return command.model_copy(update={"output_json": read.json, "output_problem": read.problem})
 
 
 def check_response(response: ModelResponse) -> None:
     """Raises ModelProtocolError: calls announced and missing, results in an answer, too large,
-    provider data that is no JSON.
+    provider data that is no JSON. Raises ModelContentRefused for an answer that was filtered.
     """
     has_call = any(isinstance(part, ToolCallPart) for part in response.parts)
     if response.finish_reason is FinishReason.TOOL_CALLS and not has_call:
         raise ModelProtocolError("the response announces tool calls and has none")
+    if response.finish_reason is FinishReason.CONTENT_FILTER:
+        raise ModelContentRefused("the provider's policy filtered the answer")
     if any(isinstance(part, ToolResultPart) for part in response.parts):
         raise ModelProtocolError("the response contains tool results; only we write those")
     size = _encoded_parts_bytes(response)
@@ -98,7 +105,7 @@ def check_response(response: ModelResponse) -> None:
 
 def _encoded_parts_bytes(response: ModelResponse) -> int:
     for part in response.parts:
-        data = None if isinstance(part, (TextPart, ToolResultPart)) else part.provider_data
+        data = part.provider_data if isinstance(part, (ThinkingPart, ToolCallPart)) else None
         if nests_deeper(data, NESTING_LEVELS_MAX):
             raise ModelProtocolError("the response's provider data is nested too deep")
         try:

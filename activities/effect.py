@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from perdure.activities.engine import Engine
 from perdure.activities.results import outcome_of, outcome_of_error
+from perdure.activities.telemetry import TIMED_OUT, ToolRun, agent_of_activity
 from perdure.agents import Tool, ToolContext
 from perdure.contracts.calls import CallTool
 from perdure.contracts.errors import RecorderFull, Superseded, ToolError
@@ -25,7 +26,7 @@ from perdure.contracts.safety import (
     backoff_s,
 )
 from perdure.contracts.timing import current_timing
-from perdure.contracts.tools import ResultReason, ToolOutcome
+from perdure.contracts.tools import ResultReason, ResultStatus, ToolOutcome
 from perdure.stores.closing import not_executed_outcome
 from perdure.stores.commands import (
     CloseCall,
@@ -54,10 +55,11 @@ class EffectEnd(StrEnum):
 
 @dataclass(frozen=True)
 class EffectResult:
-    """`retry_after_s` goes with RETRY, `seq` with SETTLED."""
+    """`retry_after_s` goes with RETRY, `seq` and `status` with SETTLED."""
 
     end: EffectEnd
     seq: int = 0
+    status: ResultStatus = ResultStatus.OK
     retry_after_s: float = 0.0
 
 
@@ -87,6 +89,8 @@ class Effect:
         self._function: asyncio.Task[object] | None = None
         self._cancelled = False
         self._stopping = False
+        agent = agent_of_activity()
+        self._seen = ToolRun(agent, self._called, self._generation, self._safety)
 
     def cancel(self, *, stopping: bool) -> None:
         """Cancel a coroutine tool; a plain one only sees its flag.
@@ -100,6 +104,12 @@ class Effect:
 
     async def run(self) -> EffectResult:
         """Run the tool until its end or its time-out, then commit what it came to."""
+        with self._engine.telemetry.during(self._seen):
+            result = await self._run()
+            self._seen.end = self._seen.end or result.end.value
+            return result
+
+    async def _run(self) -> EffectResult:
         context = tool_context(self._engine, self._called, self._generation, self._flag)
         failpoint("tool.before_effect")
         self._function = asyncio.create_task(
@@ -111,6 +121,7 @@ class Effect:
         if timeout_s is None:
             timeout_s = current_timing().tool_timeout_s
         await asyncio.wait({self._function}, timeout=timeout_s)
+        self._seen.stop()
         if not self._function.done():
             return await self._timed_out(self._function)
         failpoint("tool.effect_done")
@@ -154,6 +165,7 @@ class Effect:
 
     async def _timed_out(self, function: "asyncio.Task[object]") -> EffectResult:
         self._flag.set()
+        self._seen.end = TIMED_OUT
         if self._tool.is_async:
             function.cancel()
         self._engine.keep_running(self._keep_late(function), "perdure-late-result")
@@ -174,7 +186,8 @@ class Effect:
             generation=self._generation,
         )
         closed = await self._ledger.run(close_call, command)
-        return EffectResult(EffectEnd.SETTLED, seq=closed.seq)
+        self._engine.telemetry.interrupted(self._call.turn.turn_id, closed, lost=False)
+        return EffectResult(EffectEnd.SETTLED, closed.seq, ResultStatus.INTERRUPTED)
 
     async def _keep_late(self, function: "asyncio.Task[object]") -> None:
         # What still comes after the time-out is a fact: it goes to the late results.
@@ -195,7 +208,9 @@ class Effect:
             outcome=outcome,
         )
         seq = await self._ledger.run(settle_call, command)
-        return EffectResult(EffectEnd.SETTLED, seq=seq)
+        self._seen.outcome = outcome
+        self._engine.telemetry.tool_settled(self._ledger.read, self._called, self._generation)
+        return EffectResult(EffectEnd.SETTLED, seq, outcome.status)
 
 
 def tool_context(

@@ -13,8 +13,9 @@ from temporalio import activity
 from temporalio.client import Client
 
 from perdure.activities.ledger_calls import LedgerCalls
-from perdure.activities.providers import resolve_model
+from perdure.activities.providers import loaded_models, resolve_model
 from perdure.activities.pulse import Pulse
+from perdure.activities.telemetry import Telemetry
 from perdure.agents import Agent, App
 from perdure.contracts.calls import Owner, TurnRef
 from perdure.contracts.errors import AuthoringError
@@ -35,13 +36,17 @@ class Engine:
         *,
         previews: bool = True,
         grace_s: float = 10.0,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.app = app
         self.client = client
         self.previews = previews
         self.grace_s = grace_s
         self.deps: Any = None
-        self.ledger = LedgerCalls(store)
+        # Whether the server knows our search attributes; found out when the worker starts.
+        self.searchable = False
+        self.telemetry = telemetry if telemetry is not None else Telemetry()
+        self.ledger = LedgerCalls(store, self.telemetry)
         self.pulse = Pulse(store)
         self.worker = f"{os.getpid()}@{socket.gethostname()}"
         self._models: dict[str, Model] = {}
@@ -55,12 +60,19 @@ class Engine:
         for name in (prepared_name, agent.model):
             try:
                 if name not in self._models:
-                    self._models[name] = resolve_model(name)
+                    self._models[name] = resolve_model(name, self.app.endpoints)
                 return self._models[name]
             except AuthoringError:
                 if name == agent.model:
                     raise
         raise AssertionError("the agent's own model is always the last")
+
+    async def load_models(self) -> None:
+        """Load the libraries of the app's real models: before work comes, since that takes seconds
+        in which a running activity could not send its heartbeat.
+        """
+        named = [agent.model for agent in self.app.agents.values() if isinstance(agent.model, str)]
+        self._models |= await asyncio.to_thread(loaded_models, named, self.app.endpoints)
 
     def keep_running(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Start work that may outlive its activity: an effect on its way to T2."""
@@ -77,7 +89,7 @@ class Engine:
         changes: dict[str, Any] = {"turn_id": "", "request_digest": ""}
         if not self.previews and result.answer is not None:
             where = f"ledger {self.ledger.store_id}, turn {result.turn_id}"
-            changes |= {"answer": None, "answer_cut": False, "answer_at": where}
+            changes |= {"answer": None, "answer_cut": False, "answer_at": where, "output": None}
         return result.model_copy(update=changes)
 
     def preview(self, text: str) -> str:

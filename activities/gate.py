@@ -24,13 +24,15 @@ from perdure.contracts.calls import CallReply, CallReplyKind, CallTool, Settle
 from perdure.contracts.errors import PerdureError, ToolError
 from perdure.contracts.events import Observation
 from perdure.contracts.failpoints import failpoint
+from perdure.contracts.ids import derive_operation_id
 from perdure.contracts.safety import (
     LostEffect,
     ReplaySafety,
     after_lost_effect,
 )
 from perdure.contracts.timing import current_timing
-from perdure.contracts.tools import ResultReason
+from perdure.contracts.tools import ResultReason, ResultStatus
+from perdure.stores.call_facts import call_facts
 from perdure.stores.closing import not_executed_outcome
 from perdure.stores.commands import (
     CloseCall,
@@ -48,6 +50,7 @@ from perdure.stores.operations import (
 
 logger = logging.getLogger("perdure.activities")
 
+_ORDINARY = (ResultStatus.OK, ResultStatus.ERROR)
 _POLL_S_MAX = 0.5
 # How often an effect that outlives its activity looks whether the worker stops.
 _LOOK_S = 0.2
@@ -65,6 +68,7 @@ class Gate:
         # Random per execution: the same token again is a lost acknowledgement of this one.
         self._token = secrets.token_hex(16)
         self._stopping_since: float | None = None
+        self._closed_here = False
         self._lost_ms = int(current_timing().holder_lost_s * 1000)
 
     async def run(self) -> CallReply:
@@ -73,11 +77,16 @@ class Gate:
         self._ledger.require(self._ref)
         with self._engine.pulse.beating(self._tool.name, activity.heartbeat) as beating:
             reply = await self._take()
+            self._engine.telemetry.dispatched(
+                self._ledger.read, self._ref.turn_id, reply, self._closed_here
+            )
             if reply.kind is not DispatchKind.MINE:
-                return self._answer(reply)
+                return await self._told(self._answer(reply))
             failpoint("tool.dispatched")
             result = await self._supervise(beating, reply)
-            return self._finished(result)
+            answer = self._finished(result)
+            ordinary = reply.generation == 1 and result.status in _ORDINARY
+            return answer if ordinary else await self._told(answer)
 
     async def settle(self, settle: Settle) -> CallReply:
         """The gate without an effect: close a call that no worker runs, or wait for its holder."""
@@ -95,7 +104,7 @@ class Gate:
                 if reply.kind is DispatchKind.HELD and reply.holder_is_lost:
                     reply = await self._interrupt(reply, ResultReason.WORKER_LOST)
                 if reply.kind is not DispatchKind.HELD:
-                    return self._answer(reply)
+                    return await self._told(self._answer(reply))
                 await asyncio.sleep(self._poll_s)
 
     async def reconcile(self) -> CallReply:
@@ -106,9 +115,9 @@ class Gate:
             while True:
                 reply = await self._ledger.run_to_its_end(dispatch_call, self._peek())
                 if reply.kind is not DispatchKind.HELD or reply.rerun_allowed:
-                    return self._answer(reply)
+                    return await self._told(self._answer(reply))
                 if reply.holder_is_lost:
-                    return self._answer(await self._ask_tool(reply))
+                    return await self._told(self._answer(await self._ask_tool(reply)))
                 await asyncio.sleep(self._poll_s)
 
     @property
@@ -174,7 +183,10 @@ class Gate:
             generation=held.generation,
             holder_lost_ms=self._lost_ms,
         )
-        return await self._ledger.run_to_its_end(close_call, command)
+        reply = await self._ledger.run_to_its_end(close_call, command)
+        self._closed_here = True
+        self._engine.telemetry.interrupted(self._ref.turn_id, reply, lost=True)
+        return reply
 
     async def _ask_tool(self, held: DispatchReply) -> DispatchReply:
         assert self._tool is not None
@@ -196,7 +208,9 @@ class Gate:
             observation=observation,
             outcome=outcome,
         )
-        return await self._ledger.run_to_its_end(report_reconcile, report)
+        reply = await self._ledger.run_to_its_end(report_reconcile, report)
+        self._engine.telemetry.reconciled(self._ref.turn_id, reply, known=outcome is not None)
+        return reply
 
     async def _reconciled(self, arguments: dict[str, Any], context: ToolContext) -> object:
         assert self._tool is not None
@@ -272,10 +286,18 @@ class Gate:
         except (PerdureError, TimeoutError):
             logger.warning("a stopped execution could not be marked; its holder will look lost")
 
+    async def _told(self, answer: CallReply) -> CallReply:
+        """The reply with what an operator wants to know of a call that went no ordinary way."""
+        if answer.kind is not CallReplyKind.SETTLED:
+            return answer
+        operation_id = derive_operation_id(self._ref.turn_id, self._call.step, self._call.index)
+        facts = await self._ledger.read(call_facts, operation_id)
+        return answer if facts is None else answer.model_copy(update=facts._asdict())
+
     def _finished(self, result: EffectResult) -> CallReply:
         match result.end:
             case EffectEnd.SETTLED:
-                return CallReply(kind=CallReplyKind.SETTLED, seq=result.seq)
+                return CallReply(kind=CallReplyKind.SETTLED, seq=result.seq, status=result.status)
             case EffectEnd.RECONCILE:
                 return CallReply(kind=CallReplyKind.RECONCILE)
             case EffectEnd.RETRY | EffectEnd.TIMED_OUT:

@@ -6,14 +6,16 @@ while the activity goes on heartbeating, until the activity itself is cancelled 
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from perdure.activities.telemetry import Telemetry
 from perdure.contracts.calls import TurnRef
 from perdure.contracts.errors import StoreUnavailable
 from perdure.stores.engine import Connection, Store
-from perdure.stores.ledger import check_store
+from perdure.stores.ledger import check_store, read_result
 
 logger = logging.getLogger("perdure.activities")
 
@@ -28,8 +30,9 @@ _THREADS = 8
 class LedgerCalls:
     """The ledger as activities use it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, telemetry: Telemetry | None = None) -> None:
         self.store = store
+        self._telemetry = telemetry if telemetry is not None else Telemetry()
         self._pool = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="perdure-store")
 
     @property
@@ -48,7 +51,8 @@ class LedgerCalls:
         **kwargs: Args.kwargs,
     ) -> Result:
         """Run a command in a transaction of its own; a lost acknowledgement is asked for again."""
-        return await self._until_answered(lambda: self.store.transact(command, *args, **kwargs))
+        call = lambda: self.store.transact(command, *args, **kwargs)  # noqa: E731
+        return await self._until_answered(command.__name__, call)
 
     async def read(
         self,
@@ -57,7 +61,8 @@ class LedgerCalls:
         **kwargs: Args.kwargs,
     ) -> Result:
         """Run a query."""
-        return await self._until_answered(lambda: self.store.read(query, *args, **kwargs))
+        call = lambda: self.store.read(query, *args, **kwargs)  # noqa: E731
+        return await self._until_answered(query.__name__, call)
 
     async def run_to_its_end(
         self,
@@ -72,26 +77,38 @@ class LedgerCalls:
         """
         giving_up = asyncio.Event()
         call = lambda: self.store.transact(command, *args, **kwargs)  # noqa: E731
-        return await to_its_end(self._until_answered(call, giving_up), giving_up)
+        answered = self._until_answered(command.__name__, call, giving_up)
+        return await to_its_end(answered, giving_up)
+
+    async def probe(self) -> None:
+        """Ask the ledger once for nothing. Raises StoreUnavailable and the like at once."""
+        call = lambda: self.store.read(read_result, "")  # noqa: E731
+        await self._once("probe", call)
 
     def close(self) -> None:
         """Stop the threads; running commands end by themselves."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _until_answered(
-        self, call: Callable[[], Result], giving_up: asyncio.Event | None = None
+        self, name: str, call: Callable[[], Result], giving_up: asyncio.Event | None = None
     ) -> Result:
         delay = _FIRST_DELAY_S
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                return await loop.run_in_executor(self._pool, call)
+                return await self._once(name, call)
             except StoreUnavailable as error:
                 if giving_up is not None and giving_up.is_set():
                     raise
                 logger.warning("the ledger does not answer, trying again: %s", error)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, _DELAY_MAX_S)
+
+    async def _once(self, name: str, call: Callable[[], Result]) -> Result:
+        began_s = time.perf_counter()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        finally:
+            self._telemetry.store_answered(name, began_s)
 
 
 async def to_its_end(work: Awaitable[Result], giving_up: asyncio.Event | None = None) -> Result:

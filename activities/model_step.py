@@ -136,6 +136,7 @@ class ModelStep:
             parameters_json=canonical_json(dict(agent.model_parameters)),
             instructions=agent.instructions,
             tools_json=canonical_json(specs),
+            output_json=None if agent.output is None else canonical_json(agent.output.schema),
             worker=self._engine.worker,
         )
         state = await self._ledger.run_to_its_end(prepare_step, command)
@@ -144,6 +145,8 @@ class ModelStep:
             eviction = await self._evict(state.holder)
             command = command.model_copy(update={"eviction": eviction})
             state = await self._ledger.run_to_its_end(prepare_step, command)
+            if state.kind is not PrepareKind.BUSY:
+                self._engine.telemetry.turn_lost(self._ledger.read, eviction.turn_id)
         return state
 
     async def _evict(self, holder: Holder) -> Eviction:
@@ -165,6 +168,7 @@ class ModelStep:
             messages=tuple(message for message in context.messages if _has_content(message)),
             tools=_specs(context.tools_json),
             parameters=prepared.parameters,
+            output_schema=None if context.output_json is None else json.loads(context.output_json),
             namespace=self._ref.namespace,
             conversation_id=self._ref.conversation_id,
             turn_id=self._ref.turn_id,
@@ -174,7 +178,8 @@ class ModelStep:
 
     async def _answer(self, agent: Agent, state: StepState, request: ModelRequest) -> ModelResponse:
         try:
-            response = await self._stream(agent, state, request)
+            work = self._stream(agent, state, request)
+            response = await self._engine.telemetry.model_call(request, work)
             check_response(response)
             return response
         except ModelError as error:
@@ -232,7 +237,7 @@ class ModelStep:
             retry = type(error)(f"the model reported {error.code} ({errors} of its tries)")
             return as_failure(retry, retry_after_s=delay)
         return as_failure(
-            ModelFailed(f"the model reported {error.code} after {errors} tries; continue later")
+            ModelFailed(f"the model reported {error.code} after {errors} tries; {error.advice}")
         )
 
     async def _commit(
@@ -251,6 +256,8 @@ class ModelStep:
         except Fenced:
             await self._keep_cost(command)
             return StepReply(kind=StepKind.FOLLOW)
+        if state.result is not None:
+            self._engine.telemetry.turn_over(self._ledger.read, self._ref.turn_id, state.result)
         return self._reply(state, agent)
 
     async def _keep_cost(self, command: CommitAnswer) -> None:
@@ -258,7 +265,8 @@ class ModelStep:
 
     def _reply(self, state: StepState, agent: Agent) -> StepReply:
         if state.kind is PrepareKind.OVER:
-            return StepReply(kind=StepKind.OVER, result=self._engine.shown(state.result))
+            result = self._engine.shown(state.result)
+            return StepReply(kind=StepKind.OVER, result=result, **self._how(state))
         if state.kind is PrepareKind.FOLLOW:
             return StepReply(kind=StepKind.FOLLOW)
         assert state.kind is PrepareKind.COMMITTED, state.kind
@@ -269,7 +277,16 @@ class ModelStep:
             store=self._ledger.store_id,
             seq=state.seq,
             calls=tuple(self._call_ref(called, agent) for called in state.pending),
+            **self._how(state),
         )
+
+    def _how(self, state: StepState) -> dict[str, Any]:
+        first = self._call.opening is not None
+        return {
+            "attempts": max(1, state.attempt),
+            "model_errors": state.errors,
+            "searchable": first and self._engine.searchable,
+        }
 
     def _call_ref(self, called: ToolCalled, agent: Agent) -> CallRef:
         tool = agent.tool(called.tool)

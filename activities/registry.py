@@ -8,6 +8,7 @@ from temporalio import activity
 from perdure.activities.engine import Engine
 from perdure.activities.failures import translated
 from perdure.activities.gate import Gate
+from perdure.activities.log_ids import with_log_ids
 from perdure.activities.model_step import ModelStep
 from perdure.activities.turn_end import end, follow_turn
 from perdure.agents import Agent, Tool
@@ -58,7 +59,8 @@ def activities_of(engine: Engine) -> list[Callable[..., Any]]:
         for tool in agent.tools:
             named.extend(_tool_activities(engine, agent, tool))
     return [
-        activity.defn(name=name)(translated(run, for_ever=name in _FOR_EVER)) for name, run in named
+        activity.defn(name=name)(with_log_ids(translated(run, for_ever=name in _FOR_EVER)))
+        for name, run in named
     ]
 
 

@@ -7,6 +7,7 @@ whole result is kept beside the text for the model where that was cut.
 
 import base64
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -15,12 +16,16 @@ from typing import Any, Final, cast
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from perdure.contracts.canonical import JSON_SEPARATORS, sanitise_text
+from perdure.agents import ToolReturn
+from perdure.contracts.canonical import JSON_SEPARATORS, encoded_bytes, sanitise_text, sanitised
 from perdure.contracts.errors import ToolError
-from perdure.contracts.limits import TOOL_RESULT_BYTES_MAX
+from perdure.contracts.limits import TOOL_RESULT_BYTES_MAX, TOOL_STRUCTURED_BYTES_MAX
 from perdure.contracts.tools import ResultReason, ResultStatus, ToolOutcome, head_for_model
 
 SANITISED, CUT, NOT_JSON, DROPPED = "sanitised", "cut", "not_json", "dropped"
+STRUCTURED_DROPPED: Final = "structured_dropped"
+
+logger = logging.getLogger("perdure.activities")
 
 _DEPTH_MAX: Final = 100
 
@@ -28,8 +33,13 @@ _DEPTH_MAX: Final = 100
 def outcome_of(value: Any) -> ToolOutcome:
     """The result of a tool that returned."""
     flags: set[str] = set()
+    structured = None
+    if isinstance(value, ToolReturn):
+        structured = _structured(value.structured, flags)
+        value = value.text
     text = value if isinstance(value, str) else _encode(value, flags)
-    return _bounded(text, flags, ResultStatus.OK, None)
+    outcome = _bounded(text, flags, ResultStatus.OK, None)
+    return outcome if structured is None else outcome.model_copy(update={"structured": structured})
 
 
 def outcome_of_error(error: BaseException, *, may_have_happened: bool) -> ToolOutcome:
@@ -67,6 +77,19 @@ def _bounded(
     )
 
 
+def _structured(value: Any, flags: set[str]) -> Any:
+    """The content beside the text as plain JSON; what is no JSON or too large is dropped."""
+    unfit: set[str] = set()
+    try:
+        plain = sanitised(_plain(value, unfit, 0))
+        if not unfit and encoded_bytes(plain) <= TOOL_STRUCTURED_BYTES_MAX:
+            return plain
+    except Exception as error:  # The author's own iterators and serialisers: the call has run.
+        logger.warning("structured content could not be read: %s", type(error).__name__)
+    flags.add(STRUCTURED_DROPPED)
+    return None
+
+
 def _encode(value: Any, flags: set[str]) -> str:
     try:
         plain = _plain(value, flags, 0)
@@ -90,7 +113,11 @@ def _plain(value: Any, flags: set[str], depth: int) -> Any:
         return _plain_bytes(bytes(value))
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value).items()
-        return {_key(key, flags): _plain(item, flags, depth + 1) for key, item in items}
+        plain = {_key(key, flags): _plain(item, flags, depth + 1) for key, item in items}
+        if len(plain) != len(items):
+            # Two keys with one name in JSON: as text nothing is lost.
+            raise ValueError
+        return plain
     if isinstance(value, AbstractSet):
         flags.add(NOT_JSON)
         items = [_plain(item, flags, depth + 1) for item in cast("AbstractSet[Any]", value)]

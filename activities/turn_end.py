@@ -8,6 +8,7 @@ from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryRequest
 
 from perdure.activities.engine import Engine, current_owner
 from perdure.activities.owners import OwnerState, owner_state
+from perdure.activities.telemetry import Recovery
 from perdure.contracts.calls import EndReply, EndTurn, FollowReply, FollowTurn
 from perdure.contracts.messages import Message
 from perdure.contracts.timing import current_timing
@@ -61,7 +62,10 @@ async def end(engine: Engine, command: EndTurn) -> EndReply:
     )
     with engine.pulse.beating("end", activity.heartbeat):
         result = await engine.ledger.run_to_its_end(end_turn, finish)
-    return EndReply(result=engine.shown(result))
+    if result is not None:
+        engine.telemetry.turn_over(engine.ledger.read, command.turn.turn_id, result)
+    searchable = opening is not None and engine.searchable
+    return EndReply(result=engine.shown(result), searchable=searchable)
 
 
 async def _message_of_input(engine: Engine) -> Message:
@@ -90,5 +94,7 @@ async def _epoch_of_closed_owner(engine: Engine, follow: FollowTurn) -> int | No
     if owner == current_owner(follow.run_id):
         # This chain owns the turn itself: it goes on under its own epoch.
         return epoch
-    state = await owner_state(engine.client, owner)
-    return epoch if state is OwnerState.CLOSED else None
+    if await owner_state(engine.client, owner) is not OwnerState.CLOSED:
+        return None
+    engine.telemetry.recovered(Recovery.TAKEN_OVER, follow.turn.turn_id)
+    return epoch

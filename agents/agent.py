@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from perdure.agents.output import OutputType
 from perdure.agents.tool import Tool
 from perdure.contracts.canonical import canonical_json, encoded_bytes
 from perdure.contracts.errors import AuthoringError
@@ -30,6 +31,8 @@ class Agent:
 
     `model` is a string such as `scripted:desk.yaml`, which the worker resolves, or an object with
     `async def respond(request, sink)`. `model_parameters` is JSON that is passed to the model.
+    `output_type` (a pydantic model, or any type whose JSON schema is an object's) is what the final
+    answer must fit; one that does not is asked for again, twice at most.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Agent:
         *,
         model_timeout_s: float = 600.0,
         model_parameters: Mapping[str, Any] | None = None,
+        output_type: Any = None,
     ) -> None:
         self.name = _checked_name(name)
         where = f"agent {name!r}"
@@ -51,6 +55,7 @@ class Agent:
             raise AuthoringError(f"{where}: model_timeout_s must be over 0 and finite")
         self.model_timeout_s = model_timeout_s
         self.model_parameters = _checked_parameters(model_parameters or {}, where)
+        self.output = None if output_type is None else OutputType(output_type, where)
 
     def __repr__(self) -> str:
         return f"Agent({self.name!r}, model={self.model_name!r})"

@@ -1,4 +1,4 @@
-"""`App`: the agents that a worker serves, and the dependencies of their tools.
+"""`App`: the agents that a worker serves, their models' endpoints, their tools' dependencies.
 
 It also finds an app by `module:attribute`. It starts nothing.
 """
@@ -8,25 +8,39 @@ import importlib
 import inspect
 import operator
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, Final
 
 from perdure.agents.agent import Agent
+from perdure.agents.endpoint import Endpoint
 from perdure.contracts.errors import AppNotImportable, AuthoringError, SetupError, UnknownAgent
 
 Lifespan = Callable[["App"], AbstractAsyncContextManager[Any]]
+
+_ENDPOINT_NAME: Final = re.compile(r"[a-z][a-z0-9_.-]{0,62}(/[a-z0-9_.-]{1,63})?")
+# Its models are files, not addresses.
+_SCRIPTED: Final = "scripted"
 
 
 class App:
     """Agents by name.
 
     `lifespan` takes the app and gives an async context manager (a function decorated with
-    `contextlib.asynccontextmanager`) that yields what tools get as `ctx.deps`.
+    `contextlib.asynccontextmanager`) that yields what tools get as `ctx.deps`. `endpoints` are what
+    stands before the colon of a model's name: with `{"local": Endpoint(...)}` an agent's model may
+    be `"local:smollm"`; under a provider's name (`"openai"`) it replaces that provider's settings.
     """
 
-    def __init__(self, agents: Iterable[Agent], lifespan: Lifespan | None = None) -> None:
+    def __init__(
+        self,
+        agents: Iterable[Agent],
+        lifespan: Lifespan | None = None,
+        *,
+        endpoints: Mapping[str, Endpoint] | None = None,
+    ) -> None:
         self.agents: dict[str, Agent] = {}
         for agent in agents:
             _check_agent(agent)
@@ -36,6 +50,9 @@ class App:
         if lifespan is not None and inspect.isasyncgenfunction(lifespan):
             raise AuthoringError("decorate the lifespan with contextlib.asynccontextmanager")
         self.lifespan = lifespan
+        self.endpoints: dict[str, Endpoint] = dict(endpoints or {})
+        for name, endpoint in self.endpoints.items():
+            _check_endpoint(name, endpoint)
 
     def agent(self, name: str) -> Agent:
         """The agent of that name. Raises UnknownAgent."""
@@ -90,3 +107,13 @@ def _attribute(module: Any, attribute: str, path: str) -> Any:
 def _check_agent(agent: Any) -> None:
     if not isinstance(agent, Agent):
         raise AuthoringError(f"an app has agents, not a {type(agent).__name__}")
+
+
+def _check_endpoint(name: Any, endpoint: Any) -> None:
+    if not isinstance(name, str) or not _ENDPOINT_NAME.fullmatch(name) or name == _SCRIPTED:
+        raise AuthoringError(
+            f"endpoint {name!r}: its name must be lower-case letters, digits and _.- and be free"
+        )
+    if not isinstance(endpoint, Endpoint):
+        kind = type(endpoint).__name__
+        raise AuthoringError(f"endpoint {name!r} must be an Endpoint, not a {kind}")

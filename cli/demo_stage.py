@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from perdure.cli.child_process import ChildProcess
-from perdure.cli.dev_server import DevServer
+from perdure.cli.dev_server import DevServer, search_attribute_arguments
 from perdure.contracts.errors import SetupError
 
 APP: Final = "perdure.examples.order_desk:app"
@@ -29,7 +29,11 @@ class Stage:
         self.folder = folder
         self.desk = folder / "order-desk"
         self.ledger = folder / "perdure.db"
-        self.server = DevServer(database=folder / "temporal.db", log=folder / "temporal.log")
+        self.server = DevServer(
+            database=folder / "temporal.db",
+            log=folder / "temporal.log",
+            extra_arguments=search_attribute_arguments(),
+        )
         self._worker: ChildProcess | None = None
         self._workers = 0
 

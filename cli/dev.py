@@ -4,20 +4,19 @@ For development on one machine. It must not decide anything about turns.
 """
 
 import asyncio
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from temporalio.client import Client
 
 from perdure.agents import App, load_app
-from perdure.cli.dev_server import PORT_DEFAULT, DevServer
+from perdure.cli.dev_server import PORT_DEFAULT, DevServer, search_attribute_arguments
 from perdure.cli.reading import shown_url
 from perdure.cli.render import make_console
 from perdure.cli.stopping import stop_on_signals
 from perdure.contracts.errors import ServerUnreachable
 from perdure.settings import Settings, load_settings
-from perdure.worker import LOG_FORMAT, run_worker
+from perdure.worker import configure_logging, run_worker, temporal_runtime
 
 
 @dataclass(frozen=True)
@@ -36,19 +35,19 @@ async def run_dev(options: DevOptions) -> None:
     """Run until SIGTERM or SIGINT, or until the server or the worker ends. Stops its children."""
     app = load_app(options.app)
     settings = load_settings(store=options.db, task_queue=options.task_queue)
-    logging.basicConfig(level=settings.log_level, format=LOG_FORMAT)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    configure_logging(settings)
     log = options.temporal_db.with_suffix(".log")
     server = DevServer(
         port=options.temporal_port,
         ui_port=options.ui_port,
         database=options.temporal_db,
         log=log,
+        extra_arguments=search_attribute_arguments(),
     )
     with stop_on_signals() as stop:
         async with server:
             # Not by the environment: its profile may name a cloud and the credentials for it.
-            client = await Client.connect(server.address)
+            client = await Client.connect(server.address, runtime=temporal_runtime(settings))
             working = asyncio.ensure_future(
                 run_worker(
                     app,

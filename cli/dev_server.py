@@ -19,6 +19,7 @@ from typing import Final, Self
 
 from perdure.cli.child_process import ChildProcess
 from perdure.contracts.errors import PortTaken, ServerUnreachable, SetupError
+from perdure.contracts.search import SEARCH_ATTRIBUTES
 
 HOST: Final = "127.0.0.1"
 PORT_DEFAULT: Final = 7233
@@ -76,6 +77,12 @@ def free_port() -> int:
             check_port(port)
             return port
     raise PortTaken("no free port was found")
+
+
+def search_attribute_arguments() -> list[str]:
+    """The server's arguments that register the search attributes of our workflows."""
+    option = "--search-attribute"
+    return [word for name in SEARCH_ATTRIBUTES for word in (option, f"{name}=Keyword")]
 
 
 class DevServer:

@@ -6,6 +6,7 @@ failed, 2 our errors and wrong usage.
 """
 
 import asyncio
+import os
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -16,6 +17,7 @@ import typer
 from perdure.cli.dev_server import PORT_DEFAULT, UI_PORT_DEFAULT
 from perdure.contracts.errors import InvalidRequest, PerdureError
 from perdure.contracts.ids import DEFAULT_NAMESPACE
+from perdure.logs import LogFormat, configure_logs
 
 cli = typer.Typer(
     name="perdure",
@@ -36,6 +38,17 @@ StorePlace = Annotated[
 ]
 NamespaceOption = Annotated[str, typer.Option(help="The conversation's namespace")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON")]
+LogFormatOption = Annotated[
+    LogFormat, typer.Option(envvar="PERDURE_LOG_FORMAT", help="How log lines are written")
+]
+
+
+@cli.callback()
+def log_as(log_format: LogFormatOption = "text") -> None:
+    """Durable agent turns on Temporal."""
+    # Workers that a command runs or starts read it from there.
+    os.environ["PERDURE_LOG_FORMAT"] = log_format
+    configure_logs("WARNING", log_format)
 
 
 @cli.command()

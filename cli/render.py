@@ -9,6 +9,7 @@ from rich.text import Text
 
 from perdure.contracts.conversation import TranscriptEntry
 from perdure.contracts.messages import (
+    MediaPart,
     MessageKind,
     Part,
     Role,
@@ -64,6 +65,8 @@ def print_entry(console: Console, entry: TranscriptEntry) -> None:
     speaker, style = _SPEAKERS[entry.message.role]
     if entry.message.kind is MessageKind.MARKER:
         speaker, style = "note", "bold yellow"
+    if entry.message.kind is MessageKind.REPAIR:
+        speaker, style = "repair", "bold yellow"
     console.print(Text.assemble((f"{entry.sequence:>4} ", "dim"), (speaker, style)))
     for part in entry.message.parts:
         console.print(Text("     ").append_text(_part(part)))
@@ -73,6 +76,8 @@ def _part(part: Part) -> Text:
     match part:
         case TextPart():
             return Text(clean(part.text).replace("\n", "\n     "))
+        case MediaPart():
+            return Text(f"({part.media_type}) {clean(part.url)}", "italic")
         case ThinkingPart():
             return Text(f"(thinking) {short(part.text)}", "dim italic")
         case ToolCallPart():

@@ -66,7 +66,7 @@ async def start(
     workflow_id = turn_workflow_id(parsed.namespace, parsed.conversation_id, parsed.request_id)
     await client.start_workflow(
         "AgentTurn",
-        parsed.model_dump(mode="json", exclude_defaults=True),
+        parsed.as_input(),
         id=workflow_id,
         task_queue=task_queue,
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,

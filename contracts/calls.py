@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, field_serializer, field_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_serializer, field_validator
 
 from perdure.contracts.ids import (
     TurnKey,
@@ -28,7 +28,7 @@ from perdure.contracts.ids import (
 )
 from perdure.contracts.messages import Message, user_message
 from perdure.contracts.safety import FOR_EVER, REPEATED, ReplaySafety, RetryPlan, retry_plan
-from perdure.contracts.tools import ResultReason
+from perdure.contracts.tools import ResultReason, ResultStatus
 from perdure.contracts.turn import TurnLimits, TurnRequest, TurnResult, TurnStatus
 
 _KEY: Final = set(TurnKey.model_fields)
@@ -72,6 +72,7 @@ class Opening(WireModel):
     request_digest: str = ""
     tools: tuple[str, ...] | None = None
     limits: TurnLimits = TurnLimits()
+    parameters: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
     run_id: str
     take_over: int | None = None
 
@@ -91,7 +92,7 @@ class Opening(WireModel):
         """The request's digest."""
         if self.request_digest:
             return self.request_digest
-        content = self.model_dump(include={"agent", "tools", "limits"})
+        content = self.model_dump(include={"agent", "tools", "limits", "parameters"})
         request = TurnRequest(message=self.message, **content, **key.model_dump(include=_KEY))
         return request.digest
 
@@ -127,7 +128,11 @@ class CallRef(WireModel):
 
 
 class StepReply(WireModel):
-    """`calls` (may be empty: go on to the next step), `over` with the result, or `follow`."""
+    """`calls` (may be empty: go on to the next step), `over` with the result, or `follow`.
+
+    `attempts` and `model_errors` say how the answer was come by; `searchable`, in a first reply,
+    that the server knows our search attributes.
+    """
 
     kind: StepKind
     agent: str = ""
@@ -136,6 +141,9 @@ class StepReply(WireModel):
     seq: int = 0
     calls: tuple[CallRef, ...] = ()
     result: TurnResult | None = None
+    attempts: int = 1
+    model_errors: int = 0
+    searchable: bool = False
 
 
 class CallTool(WireModel):
@@ -156,11 +164,19 @@ class CallReplyKind(StrEnum):
 
 
 class CallReply(WireModel):
-    """The reply of the gate; the result itself stays in the ledger."""
+    """The reply of the gate; the result itself stays in the ledger.
+
+    For the operator's eyes it says how a settled call went: status and reason of its result, the
+    generation that ran last, and whether a late result stands beside it.
+    """
 
     kind: CallReplyKind
     seq: int = 0
     result: TurnResult | None = None
+    status: ResultStatus = ResultStatus.OK
+    reason: ResultReason | None = None
+    generation: int = 1
+    late: bool = False
 
 
 class Settle(CallTool):
@@ -198,6 +214,7 @@ class EndReply(WireModel):
     """The outcome, which may be another one that came first; None where a newer owner acts."""
 
     result: TurnResult | None = None
+    searchable: bool = False
 
 
 In = TypeVar("In", bound=WireModel)

@@ -12,11 +12,20 @@ from perdure.contracts.errors import LedgerCorruption
 from perdure.contracts.events import (
     LedgerEvent,
     ModelAnswered,
+    OutputRefused,
     ToolCalled,
     ToolSettled,
     UserMessageRecorded,
 )
-from perdure.contracts.messages import Message, Part, Role, ToolCallPart, ToolResultPart
+from perdure.contracts.messages import (
+    Message,
+    MessageKind,
+    Part,
+    Role,
+    ToolCallPart,
+    ToolResultPart,
+    user_message,
+)
 from perdure.contracts.tools import ResultStatus
 
 
@@ -45,7 +54,8 @@ class ConversationState(BaseModel):
 
 
 def messages_of_turn(events: Iterable[LedgerEvent]) -> list[Message]:
-    """What a turn's events are as messages: the user's, then each answer with its results.
+    """What a turn's events are as messages: the user's, then each answer with its results, or with
+    the reason why it could not be used.
 
     Results stand right behind their answer, in call order (promise P4); a call without a result
     yet has none here. Answers without content are left out: no provider takes them.
@@ -54,6 +64,7 @@ def messages_of_turn(events: Iterable[LedgerEvent]) -> list[Message]:
     answers: dict[int, ModelAnswered] = {}
     called: dict[int, dict[int, ToolCalled]] = {}
     settled: dict[str, ToolSettled] = {}
+    refused: dict[int, OutputRefused] = {}
     for event in events:
         match event:
             case UserMessageRecorded():
@@ -64,12 +75,16 @@ def messages_of_turn(events: Iterable[LedgerEvent]) -> list[Message]:
                 called.setdefault(event.step, {})[event.index] = event
             case ToolSettled():
                 settled[event.operation_id] = event
+            case OutputRefused():
+                refused[event.step] = event
             case _:
                 # Other facts are not part of what was said.
                 continue
     for step in sorted(answers):
         calls = [called[step][index] for index in sorted(called.get(step, {}))]
         messages.extend(_answer_messages(answers[step], calls, settled))
+        if step in refused:
+            messages.append(user_message(refused[step].text, MessageKind.REPAIR))
     return messages
 
 
@@ -94,6 +109,7 @@ def _answer_messages(
             text=result.text,
             is_error=result.status is not ResultStatus.OK,
             flags=result.flags,
+            structured=result.structured,
         )
         for call in calls
         if (result := settled.get(call.operation_id)) is not None

@@ -14,8 +14,10 @@
     │   └── LedgerCorruption    the store is damaged
     ├── CheckpointError         CheckpointConflict · CheckpointMissing · CheckpointUnsupported
     ├── ConversationError       ConversationConflict · ConversationMissing · ConversationInvalid
-    ├── ModelError              ModelUnavailable · ModelProtocolError · ModelRefused
-    │   └── ModelScriptError
+    ├── ModelError              ModelProtocolError · ModelScriptError
+    │   ├── ModelUnavailable    ModelRateLimited
+    │   └── ModelRefused        ModelCredentialsRefused · ModelUnknown · ModelContextOverflow
+    │                           ModelContentRefused · ModelPartUnsupported
     ├── ToolError               raised by tools; becomes a result for the model
     ├── AgentUnavailable        the agent of an open turn is gone
     ├── StepLimit               a bound of the turn is reached
@@ -252,9 +254,10 @@ class ConversationInvalid(ConversationError):
 
 
 class ModelError(PerdureError):
-    """Raised by a model. Retryable unless it says otherwise."""
+    """Raised by a model. Retryable unless it says otherwise; `advice` is for who finds it."""
 
     code = "model_error"
+    advice: ClassVar[str] = "ask again later"
     retryable_by_default = True
 
     def __init__(
@@ -270,6 +273,12 @@ class ModelUnavailable(ModelError):
     code = "model_unavailable"
 
 
+class ModelRateLimited(ModelUnavailable):
+    """The provider has had enough requests for now; `retry_after_s` is its word, if it gave one."""
+
+    code = "model_rate_limited"
+
+
 class ModelProtocolError(ModelError):
     """The response breaks the protocol: no final event, or calls announced and missing."""
 
@@ -277,16 +286,53 @@ class ModelProtocolError(ModelError):
 
 
 class ModelRefused(ModelError):
-    """The provider refused the request for good: credentials, content, unknown model."""
+    """The provider refused the request for good; the classes below say why, where it is known."""
 
     code = "model_refused"
+    advice = "the same request would be refused again"
     retryable_by_default = False
+
+
+class ModelCredentialsRefused(ModelRefused):
+    """The key is missing, wrong, or may not use this model."""
+
+    code = "model_credentials_refused"
+    advice = "check the key of its provider, and what it may use"
+
+
+class ModelUnknown(ModelRefused):
+    """The provider has no model of that name."""
+
+    code = "model_unknown"
+    advice = "check the agent's model"
+
+
+class ModelContextOverflow(ModelRefused):
+    """The request is longer than the model's context."""
+
+    code = "model_context_overflow"
+    advice = "shorten the conversation, or choose a model with a longer context"
+
+
+class ModelContentRefused(ModelRefused):
+    """The provider's policy refused the request or filtered the answer."""
+
+    code = "model_content_refused"
+    advice = "say it differently"
+
+
+class ModelPartUnsupported(ModelRefused):
+    """The provider cannot take a kind of part; found before the call."""
+
+    code = "model_part_unsupported"
+    advice = "leave the part out, or choose a model that takes it"
 
 
 class ModelScriptError(ModelError):
     """A scripted model has no reply for this request."""
 
     code = "model_script_error"
+    advice = "add a reply to the script"
     retryable_by_default = False
 
 

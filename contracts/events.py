@@ -9,7 +9,7 @@ import json
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
 from perdure.contracts.canonical import canonical_json, digest_parts, sanitised
 from perdure.contracts.messages import Message, Part
@@ -54,6 +54,7 @@ class UserMessageRecorded(_Event):
     message: Message
     tools: tuple[str, ...] | None = None
     limits: TurnLimits = TurnLimits()
+    parameters: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
     expected_version: int = 0
 
 
@@ -71,6 +72,7 @@ class ModelPrepared(_Event):
     parameters: dict[str, Any] = Field(default_factory=dict)
     instructions_digest: str
     tools_digest: str
+    output_digest: str | None = None
     window_from: int = 0
     window_through: int = 0
     events_through: int = 0
@@ -86,6 +88,14 @@ class ModelAnswered(_Event):
     parts: tuple[Part, ...] = ()
     finish_reason: FinishReason = FinishReason.STOP
     usage: Usage = Usage()
+
+
+class OutputRefused(_Event):
+    """A committed answer does not fit the agent's output type; `text` tells the model why."""
+
+    kind: Literal["output_refused"] = "output_refused"
+    step: int
+    text: str
 
 
 class ToolCalled(_Event):
@@ -128,6 +138,7 @@ class ToolSettled(_Event):
     flags: tuple[str, ...] = ()
     full_digest: str | None = None
     generation: int = 0
+    structured: JsonValue = None
 
 
 class ReconcileReported(_Event):
@@ -165,6 +176,7 @@ LedgerEvent = Annotated[
     UserMessageRecorded
     | ModelPrepared
     | ModelAnswered
+    | OutputRefused
     | ToolCalled
     | ToolDispatched
     | ToolSettled
@@ -220,6 +232,11 @@ def prepared_event_id(turn_id: str, step: int, prepared: int) -> str:
 def answered_event_id(turn_id: str, step: int) -> str:
     """Id of a step's answer."""
     return f"{turn_id}.step{step}.answer"
+
+
+def refused_event_id(turn_id: str, step: int) -> str:
+    """Id of the refusal of a step's structured answer."""
+    return f"{turn_id}.step{step}.refused"
 
 
 def called_event_id(operation_id: str) -> str:

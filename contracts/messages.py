@@ -7,7 +7,7 @@ data of a provider is kept in `provider_data` and sent back unchanged.
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 
 class Role(StrEnum):
@@ -20,10 +20,14 @@ class Role(StrEnum):
 
 
 class MessageKind(StrEnum):
-    """`marker` is the note that a failed or cancelled turn leaves for the next one (DESIGN 4)."""
+    """`marker` is the note that a failed or cancelled turn leaves for the next one (DESIGN 4).
+
+    `repair` tells the model, in the turn itself, why its structured answer could not be used.
+    """
 
     NORMAL = "normal"
     MARKER = "marker"
+    REPAIR = "repair"
 
 
 class _Part(BaseModel):
@@ -35,6 +39,14 @@ class TextPart(_Part):
 
     type: Literal["text"] = "text"
     text: str
+
+
+class MediaPart(_Part):
+    """An image or a file that the provider fetches itself, by `http(s)` URL and media type."""
+
+    type: Literal["media"] = "media"
+    url: str
+    media_type: str
 
 
 class ThinkingPart(_Part):
@@ -65,7 +77,8 @@ class ToolCallPart(_Part):
 class ToolResultPart(_Part):
     """The one result of a call (promise P4), as text for the model.
 
-    `flags` says what was done to the text: `sanitised`, `cut`, `not_json`.
+    `flags` says what was done to the text: `sanitised`, `cut`, `not_json`. `structured` is what
+    the tool gave beside the text, for programs; no model is sent it.
     """
 
     type: Literal["tool_result"] = "tool_result"
@@ -74,10 +87,11 @@ class ToolResultPart(_Part):
     text: str
     is_error: bool = False
     flags: tuple[str, ...] = ()
+    structured: JsonValue = None
 
 
 Part = Annotated[
-    TextPart | ThinkingPart | ToolCallPart | ToolResultPart, Field(discriminator="type")
+    TextPart | MediaPart | ThinkingPart | ToolCallPart | ToolResultPart, Field(discriminator="type")
 ]
 
 

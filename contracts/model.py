@@ -42,7 +42,10 @@ class Usage(BaseModel):
 
 
 class ModelRequest(BaseModel):
-    """One prepared request. A retry of the same step gets an equal one but for `attempt`."""
+    """One prepared request. A retry of the same step gets an equal one but for `attempt`.
+
+    `output_schema` is the JSON schema that the final answer's text has to fit, None for free text.
+    """
 
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
 
@@ -52,6 +55,7 @@ class ModelRequest(BaseModel):
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
     parameters: dict[str, Any] = Field(default_factory=dict)
+    output_schema: dict[str, Any] | None = None
     namespace: str = "default"
     conversation_id: str = ""
     turn_id: str = ""

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from perdure.contracts.ids import ToolName
 from perdure.contracts.limits import TOOL_TEXT_BYTES_MAX, TOOL_TEXT_LINES_MAX
@@ -62,7 +62,8 @@ class ToolOutcome(BaseModel):
     """The result of one call as the ledger keeps it.
 
     `text` is what the model is told (bounded); `full` the whole result where `text` was cut;
-    `flags` what was done to it: `sanitised`, `cut`, `not_json`, `dropped`.
+    `structured` what the tool gave beside the text, for programs; `flags` what was done to them:
+    `sanitised`, `cut`, `not_json`, `dropped`, `structured_dropped`.
     """
 
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
@@ -72,6 +73,7 @@ class ToolOutcome(BaseModel):
     reason: ResultReason | None = None
     flags: tuple[str, ...] = ()
     full: str | None = None
+    structured: JsonValue = None
 
     @property
     def is_error(self) -> bool:

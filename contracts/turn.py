@@ -6,9 +6,18 @@ fields. `parse_turn_request` is the only way in: it never lets a value of the in
 
 import json
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+    ValidationError,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from perdure.contracts.canonical import canonical_json, content_digest, encoded_bytes
@@ -20,12 +29,14 @@ from perdure.contracts.errors import (
 )
 from perdure.contracts.ids import DEFAULT_NAMESPACE, Identifier, Namespace, ToolName, TurnKey
 from perdure.contracts.limits import (
+    MEDIA_URL_CHARS_MAX,
     MESSAGE_BYTES_MAX,
     MODEL_STEPS_DEFAULT,
     MODEL_STEPS_MAX,
+    PARAMETERS_BYTES_MAX,
     TOOLS_PER_TURN_MAX,
 )
-from perdure.contracts.messages import Message, Role, TextPart, user_message
+from perdure.contracts.messages import MediaPart, Message, Role, TextPart, user_message
 from perdure.contracts.model import Usage
 
 
@@ -43,11 +54,35 @@ class StopReason(StrEnum):
 
     ANSWERED = "answered"
     CANCELLED = "cancelled"
+    LENGTH = "length"
+    OUTPUT_INVALID = "output_invalid"
     STEP_LIMIT = "step_limit"
     MODEL_FAILED = "model_failed"
     MODEL_LOST = "model_lost"
     TURN_LOST = "turn_lost"
     LEDGER_BEHIND = "ledger_behind"
+
+
+WHAT_NEXT: Final[dict[str, str]] = {
+    StopReason.MODEL_FAILED: (
+        "Nothing is lost: mend what the model reported, then send the message as a new request"
+    ),
+    StopReason.MODEL_LOST: (
+        "Workers were lost during every try of the model call: read their logs before you send the "
+        "message as a new request"
+    ),
+    StopReason.TURN_LOST: (
+        "Its workflow was closed from outside; the conversation goes on with the next request"
+    ),
+    StopReason.STEP_LIMIT: "Raise limits.model_steps_max, or ask for less in one turn",
+    StopReason.OUTPUT_INVALID: (
+        "Relax the agent's output type or choose a stronger model, then send a new request"
+    ),
+    StopReason.LEDGER_BEHIND: (
+        "The ledger lacks what this workflow has seen: was a backup restored, or is a worker "
+        "pointed at another database?"
+    ),
+}
 
 
 class _FromStrangers(BaseModel):
@@ -61,19 +96,49 @@ class TurnLimits(_FromStrangers):
 
 
 class _TextPartIn(_FromStrangers):
-    type: str = Field(default="text", pattern="^text$")
+    type: Literal["text"] = "text"
     text: str = Field(strict=True)
+
+
+class _MediaPartIn(_FromStrangers):
+    type: Literal["media"]
+    url: str = Field(strict=True, pattern=r"^https?://[^\s]+$", max_length=MEDIA_URL_CHARS_MAX)
+    media_type: str = Field(strict=True, pattern=r"^[a-z]+/[A-Za-z0-9.+-]+$", max_length=127)
+
+
+def _kind_of(part: Any) -> str:
+    kind = cast("dict[str, Any]", part).get("type", "text") if isinstance(part, dict) else ""
+    return kind if isinstance(kind, str) else ""
+
+
+_PartIn = Annotated[
+    Annotated[_TextPartIn, Tag("text")] | Annotated[_MediaPartIn, Tag("media")],
+    Discriminator(
+        _kind_of,
+        custom_error_type="part_unknown",
+        # The kind that was sent is the caller's text, so it is not named.
+        custom_error_message="a part is an object whose type is 'text' or 'media'",
+    ),
+]
 
 
 class _MessageIn(_FromStrangers):
     role: str = Field(default="user", pattern="^user$")
-    parts: tuple[_TextPartIn, ...] = Field(min_length=1, max_length=256)
+    parts: tuple[_PartIn, ...] = Field(min_length=1, max_length=256)
+
+
+def _part(part: _TextPartIn | _MediaPartIn) -> TextPart | MediaPart:
+    if isinstance(part, _TextPartIn):
+        return TextPart(text=part.text)
+    return MediaPart(url=part.url, media_type=part.media_type)
 
 
 class TurnRequest(_FromStrangers):
-    """One submission. `message` is a string or `{"parts": [{"type": "text", "text": ...}]}`.
+    """One submission. `message` is a string or `{"parts": [...]}` with parts like
+    `{"type": "text", "text": ...}` and `{"type": "media", "url": ..., "media_type": ...}`.
 
-    `tools` may narrow the agent's tools, never widen them; None means all.
+    `tools` may narrow the agent's tools, never widen them; None means all. `parameters` are model
+    settings of this turn, laid over the agent's.
     """
 
     agent: Identifier
@@ -83,6 +148,19 @@ class TurnRequest(_FromStrangers):
     namespace: Namespace = DEFAULT_NAMESPACE
     tools: tuple[ToolName, ...] | None = Field(default=None, max_length=TOOLS_PER_TURN_MAX)
     limits: TurnLimits = TurnLimits()
+    parameters: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
+
+    @field_validator("parameters")
+    @classmethod
+    def _check_parameters(cls, value: dict[str, Any]) -> dict[str, Any]:
+        size = encoded_bytes(value)
+        if size > PARAMETERS_BYTES_MAX:
+            raise PydanticCustomError(
+                "parameters_too_large",
+                "has {size} encoded bytes, at most {limit} fit",
+                {"size": size, "limit": PARAMETERS_BYTES_MAX},
+            )
+        return value
 
     @field_validator("message", mode="before")
     @classmethod
@@ -92,9 +170,7 @@ class TurnRequest(_FromStrangers):
         if isinstance(value, str):
             return user_message(value)
         parsed = _MessageIn.model_validate(value)
-        return Message(
-            role=Role.USER, parts=tuple(TextPart(text=part.text) for part in parsed.parts)
-        )
+        return Message(role=Role.USER, parts=tuple(_part(part) for part in parsed.parts))
 
     @field_validator("message")
     @classmethod
@@ -106,7 +182,7 @@ class TurnRequest(_FromStrangers):
                 "has {size} encoded bytes, at most {limit} fit",
                 {"size": size, "limit": MESSAGE_BYTES_MAX},
             )
-        if not value.text.strip():
+        if not (value.text.strip() or any(isinstance(part, MediaPart) for part in value.parts)):
             raise PydanticCustomError("message_blank", "has no text but white space")
         return value
 
@@ -124,17 +200,33 @@ class TurnRequest(_FromStrangers):
             request_id=self.request_id,
         )
 
+    def as_input(self) -> dict[str, Any]:
+        """The request as plain JSON that is short and reads back as the same request."""
+        encoded = self.model_dump(mode="json", exclude_defaults=True)
+        if self.message == user_message(self.message.text):
+            encoded["message"] = self.message.text
+        else:
+            # A part is told by its `type`, which is a default and would be left out.
+            parts = [part.model_dump(mode="json") for part in self.message.parts]
+            encoded["message"] = {"parts": parts}
+        return encoded
+
     @property
     def digest(self) -> str:
         """Digest of the whole content: the same request id with another digest is a conflict."""
-        return content_digest(canonical_json(self.model_dump(mode="json")))
+        content = self.model_dump(mode="json")
+        if not self.parameters:
+            # A field that came later: a request without it keeps the digest it always had.
+            del content["parameters"]
+        return content_digest(canonical_json(content))
 
 
 class TurnResult(BaseModel):
     """What a turn came to, as every caller gets it.
 
     `answer` is at most 16 KiB of encoded JSON (`answer_cut` says if it was cut) and None where
-    previews are off; `answer_at` then says where the whole answer is.
+    previews are off; `answer_at` then says where the whole answer is. `output` is the validated
+    JSON of an agent with an output type, unless the answer is cut.
     """
 
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True, extra="ignore")
@@ -145,6 +237,7 @@ class TurnResult(BaseModel):
     answer: str | None = None
     answer_cut: bool = False
     answer_at: str | None = None
+    output: JsonValue = None
     usage: Usage = Usage()
     conversation_version: int = 0
     request_digest: str = ""

@@ -88,6 +88,7 @@ def record_settled(
             flags=outcome.flags,
             full_digest=full_digest,
             generation=generation,
+            structured=outcome.structured,
         )
     )
     values = {

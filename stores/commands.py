@@ -57,6 +57,7 @@ class PrepareStep(_Value):
     parameters_json: CleanText
     instructions: CleanText
     tools_json: CleanText
+    output_json: CleanText | None = None
     worker: CleanText
 
 
@@ -87,6 +88,7 @@ class StepState(_Value):
     epoch: int = 0
     seq: int = 0
     attempt: int = 0
+    errors: int = 0
     prepared: ModelPrepared | None = None
     pending: tuple[ToolCalled, ...] = ()
     result: TurnResult | None = None
@@ -101,11 +103,17 @@ class PlannedCall(_Value):
 
 
 class CommitAnswer(_Value):
-    """Commit the answer of one attempt; without calls it commits the turn (promise P6)."""
+    """Commit the answer of one attempt; without calls it commits the turn (promise P6).
+
+    `output_json` is the validated answer of an agent with an output type; `output_problem` says why
+    there is none: the model is asked again, or the turn fails.
+    """
 
     turn: TurnRef
     answered: ModelAnswered
     calls: tuple[PlannedCall, ...] = ()
+    output_json: CleanText | None = None
+    output_problem: CleanText | None = None
 
 
 class FailAttempt(_Value):
@@ -215,4 +223,5 @@ class TurnContext(_Value):
 
     instructions: str
     tools_json: str
+    output_json: str | None = None
     messages: tuple[Message, ...]

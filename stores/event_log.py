@@ -58,6 +58,11 @@ class Appender:
             self.ordinal = max(self.ordinal, _last_ordinal(tx, conversation))
         self.seq, self._digest, self._sealed = _chain_end(tx, turn_id, checking=checking)
 
+    @property
+    def sealed(self) -> bool:
+        """Whether the turn's terminal event is there."""
+        return self._sealed
+
     def append(self, event: LedgerEvent) -> int:
         """Append one event and return its `seq`; an identical one that is there already is a no-op.
 

@@ -4,7 +4,8 @@ The final commit of an answer and `end` are compare-and-swap on one checkpoint r
 the winner's outcome. A damaged turn still gets its terminal event (promise P10).
 """
 
-from typing import Any
+import json
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, bindparam, func, select
 from sqlalchemy.exc import IntegrityError
@@ -23,13 +24,13 @@ from perdure.contracts.events import (
 )
 from perdure.contracts.limits import ANSWER_IN_RESULT_BYTES_MAX, ERROR_CHARS_MAX, TOKENS_COUNTED_MAX
 from perdure.contracts.messages import Message, MessageKind, TextPart, user_message
-from perdure.contracts.model import Usage
+from perdure.contracts.model import FinishReason, Usage
 from perdure.contracts.tools import ResultReason, ResultStatus
 from perdure.contracts.turn import StopReason, TurnResult, TurnStatus, cut_text
 from perdure.stores.checkpoints import advance_turn_checkpoint
 from perdure.stores.clock import now
 from perdure.stores.closing import closing_outcome, open_operation_ids, record_settled
-from perdure.stores.event_log import Appender, read_turn_events
+from perdure.stores.event_log import Appender, find_event, read_turn_events
 from perdure.stores.partials import abort_all_partials
 from perdure.stores.rows import find_turn, update_rows
 from perdure.stores.tables import TURNS, USAGE
@@ -40,6 +41,14 @@ _USED = select(
     func.coalesce(func.sum(USAGE.c.output_tokens), 0).label("output"),
     func.coalesce(func.sum(USAGE.c.cached_tokens), 0).label("cached"),
 ).where(USAGE.c.turn_id == bindparam("turn_id"))
+
+
+class Answer(NamedTuple):
+    """The answer of a completed turn; `is_output`: its text is the validated JSON."""
+
+    step: int
+    text: str
+    is_output: bool
 
 
 def stored_result(turn: Row[Any]) -> TurnResult:
@@ -53,6 +62,7 @@ def stored_result(turn: Row[Any]) -> TurnResult:
         stop_reason=turn.stop_reason or "",
         answer=answer,
         answer_cut=cut,
+        output=json.loads(answer) if answer and turn.answer_is_output and not cut else None,
         usage=Usage(
             input_tokens=turn.input_tokens,
             output_tokens=turn.output_tokens,
@@ -63,10 +73,35 @@ def stored_result(turn: Row[Any]) -> TurnResult:
     )
 
 
+def sealed_result(tx: Connection, turn: Row[Any]) -> TurnResult:
+    """The outcome of a turn whose terminal event is there, though its row does not say so."""
+    stored = find_event(tx, ended_event_id(turn.turn_id))
+    if stored is None or not isinstance(stored.event, TurnEnded):
+        raise LedgerCorruption("event_missing", f"turn {turn.turn_id} lacks its terminal event")
+    ended = stored.event
+    return TurnResult(
+        turn_id=turn.turn_id,
+        status=ended.status,
+        stop_reason=ended.stop_reason,
+        usage=ended.usage,
+        conversation_version=ended.conversation_version,
+        request_digest=turn.request_digest,
+    )
+
+
 def complete_turn(
-    tx: Connection, appender: Appender, conversation: Row[Any], turn: Row[Any], step: int
+    tx: Connection,
+    appender: Appender,
+    conversation: Row[Any],
+    turn: Row[Any],
+    step: int,
+    *,
+    output_json: str | None = None,
 ) -> TurnResult:
-    """Commit the turn with the answer of `step`: its terminal event closes the transaction."""
+    """Commit the turn with the answer of `step`: its terminal event closes the transaction.
+
+    A validated answer (`output_json`) is the turn's answer in place of the text it was read from.
+    """
     events = [stored.event for stored in read_turn_events(tx, turn.turn_id)]
     answer = next(
         event for event in events if isinstance(event, ModelAnswered) and event.step == step
@@ -79,8 +114,12 @@ def complete_turn(
         turn,
         messages=messages_of_turn(events),
         status=TurnStatus.COMPLETED,
-        stop_reason=StopReason.ANSWERED,
-        answer=(step, text),
+        stop_reason=(
+            StopReason.LENGTH
+            if answer.finish_reason is FinishReason.LENGTH and output_json is None
+            else StopReason.ANSWERED
+        ),
+        answer=Answer(step, text if output_json is None else output_json, output_json is not None),
     )
 
 
@@ -207,18 +246,17 @@ def _write_end(
     status: TurnStatus,
     stop_reason: str,
     detail: str = "",
-    answer: tuple[int, str] | None = None,
+    answer: Answer | None = None,
 ) -> TurnResult:
     version, last_sequence = write_messages(tx, conversation, messages, turn.turn_id)
     usage = turn_usage(tx, turn.turn_id)
-    step = answer[0] if answer is not None else None
+    step = answer.step if answer is not None else None
     _append_end(appender, turn, status, stop_reason, detail, step, usage, version)
     appender.close(version=version, last_sequence=last_sequence, active_turn_id=None)
     phase = {"phase": status.value, "stop_reason": stop_reason, "version": version}
     advance_turn_checkpoint(tx, turn.turn_id, phase)
     abort_all_partials(tx, turn.turn_id, status.value)
-    text = sanitise_text(answer[1]) if answer is not None else None
-    return _update_turn(tx, turn, status, stop_reason, detail, text, usage, version)
+    return _update_turn(tx, turn, status, stop_reason, detail, answer, usage, version)
 
 
 def _end_damaged(
@@ -277,7 +315,7 @@ def _update_turn(
     status: TurnStatus,
     stop_reason: str,
     detail: str,
-    answer: str | None,
+    answer: Answer | None,
     usage: Usage,
     version: int,
 ) -> TurnResult:
@@ -288,7 +326,8 @@ def _update_turn(
         status=status.value,
         stop_reason=stop_reason,
         detail=detail,
-        answer=answer,
+        answer=None if answer is None else sanitise_text(answer.text),
+        answer_is_output=answer is not None and answer.is_output,
         conversation_version=version,
         ended_at=now(),
         **usage.model_dump(),

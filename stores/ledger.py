@@ -10,9 +10,14 @@ from sqlalchemy import Connection, Row, bindparam, update
 from perdure.contracts.calls import TurnRef
 from perdure.contracts.conversation import messages_of_turn
 from perdure.contracts.errors import LedgerBehind, RequestConflict, Superseded, WrongStore
-from perdure.contracts.events import ModelPrepared, UserMessageRecorded
-from perdure.contracts.limits import TOKENS_COUNTED_MAX
-from perdure.contracts.turn import TurnResult, TurnStatus
+from perdure.contracts.events import (
+    ModelPrepared,
+    OutputRefused,
+    UserMessageRecorded,
+    refused_event_id,
+)
+from perdure.contracts.limits import OUTPUT_REPAIRS_MAX, TOKENS_COUNTED_MAX
+from perdure.contracts.turn import StopReason, TurnResult, TurnStatus
 from perdure.stores.checkpoints import advance_turn_checkpoint
 from perdure.stores.clock import now
 from perdure.stores.closing import record_settled
@@ -73,6 +78,9 @@ def load_context(tx: Connection, turn_id: str, prepared: ModelPrepared) -> TurnC
     return TurnContext(
         instructions=read_blob(tx, prepared.instructions_digest),
         tools_json=read_blob(tx, prepared.tools_digest),
+        output_json=(
+            None if prepared.output_digest is None else read_blob(tx, prepared.output_digest)
+        ),
         messages=tuple(messages),
     )
 
@@ -109,6 +117,7 @@ def commit_answer(tx: Connection, command: CommitAnswer) -> StepState:
     if step is None:
         raise LedgerBehind(f"the ledger lacks step {answered.step} of turn {turn.turn_id}")
     base: dict[str, Any] = {"agent": turn.agent, "epoch": turn.epoch}
+    base |= {"attempt": step.attempt, "errors": step.errors}
     if step.answered:
         # Of an attempt that comes second the cost is kept; the one that won is not counted again.
         _record_usage(tx, command, "superseded")
@@ -125,13 +134,47 @@ def commit_answer(tx: Connection, command: CommitAnswer) -> StepState:
     update_rows(tx, STEPS, step_key, answered=True)
     update_rows(tx, TURNS, {"turn_id": turn.turn_id}, steps=answered.step)
     drop_partial(tx, turn.turn_id, f"step{answered.step}")
-    if not command.calls:
-        result = complete_turn(tx, appender, conversation, turn, answered.step)
+    if not command.calls and command.output_problem is None:
+        result = complete_turn(
+            tx, appender, conversation, turn, answered.step, output_json=command.output_json
+        )
         return StepState(kind=PrepareKind.OVER, result=result, **base)
+    if not command.calls:
+        failed = _refuse_output(tx, appender, command)
+        if failed is not None:
+            return StepState(kind=PrepareKind.OVER, result=failed, **base)
     advance_turn_checkpoint(tx, turn.turn_id, {"phase": "tools", "step": answered.step})
     appender.close()
     pending = tuple(planned.called for planned in command.calls if planned.refusal is None)
     return StepState(kind=PrepareKind.COMMITTED, seq=appender.seq, pending=pending, **base)
+
+
+def _refuse_output(tx: Connection, appender: Appender, command: CommitAnswer) -> TurnResult | None:
+    ref, step = command.turn, command.answered.step
+    assert command.output_problem is not None
+    events = [stored.event for stored in read_turn_events(tx, ref.turn_id)]
+    if sum(isinstance(event, OutputRefused) for event in events) < OUTPUT_REPAIRS_MAX:
+        appender.append(
+            OutputRefused(
+                id=refused_event_id(ref.turn_id, step),
+                namespace=ref.namespace,
+                conversation_id=ref.conversation_id,
+                turn_id=ref.turn_id,
+                step=step,
+                text=command.output_problem,
+            )
+        )
+        return None
+    appender.close()
+    conversation, turn = lock_turn(tx, ref)
+    return close_turn(
+        tx,
+        conversation,
+        turn,
+        status=TurnStatus.FAILED,
+        stop_reason=StopReason.OUTPUT_INVALID,
+        detail=f"no answer fitted the agent's output type after {OUTPUT_REPAIRS_MAX} repairs",
+    )
 
 
 def record_superseded(tx: Connection, command: CommitAnswer) -> None:

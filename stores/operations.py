@@ -38,7 +38,7 @@ from perdure.stores.commands import (
     SettleCall,
 )
 from perdure.stores.event_log import Appender, find_event, read_turn_events
-from perdure.stores.finish import stored_result
+from perdure.stores.finish import sealed_result, stored_result
 from perdure.stores.ledger import lock_turn
 from perdure.stores.partials import read_partial
 from perdure.stores.rows import find_row, insert_new, insert_row, update_rows
@@ -71,6 +71,9 @@ def dispatch_call(tx: Connection, command: DispatchCall) -> DispatchReply:
         return refused
     assert called is not None
     appender = Appender(tx, conversation, turn.turn_id)
+    if appender.sealed:
+        # The turn's row is a projection: whatever it says, the terminal event is the last.
+        return DispatchReply(kind=DispatchKind.OVER, result=sealed_result(tx, turn))
     check_not_behind(command.turn, appender.seq)
     latest = _latest_attempt(tx, called.operation_id)
     if latest is None:

@@ -12,7 +12,7 @@ Beside the ledger: partial segments, aborted partials, late results. Instants ar
 from datetime import datetime
 from typing import Any, cast
 
-from sqlalchemy import BigInteger, Column, Index, MetaData, Table, Text, UniqueConstraint
+from sqlalchemy import BigInteger, Column, Index, MetaData, Table, Text, UniqueConstraint, false
 from sqlalchemy.orm import registry
 from sqlmodel import Field, SQLModel
 
@@ -94,6 +94,7 @@ class TurnRow(Row, table=True):
     output_tokens: int
     cached_tokens: int
     answer: str | None = Field(sa_column=_text(nullable=True))
+    answer_is_output: bool = Field(sa_column_kwargs={"server_default": false()})
     opened_at: datetime
     ended_at: datetime | None
 

@@ -207,7 +207,7 @@ def insert_turn(
     }
     counters = dict.fromkeys(("steps", "input_tokens", "output_tokens", "cached_tokens"), 0)
     empty = dict.fromkeys(("stop_reason", "detail", "answer", "ended_at"))
-    insert_row(tx, TURNS, {**values, **counters, **empty})
+    insert_row(tx, TURNS, {**values, **counters, **empty, "answer_is_output": False})
     receipt = {
         "namespace": ref.namespace,
         "conversation_id": ref.conversation_id,
@@ -233,6 +233,7 @@ def user_event(ref: TurnRef, opening: Opening, version: int) -> UserMessageRecor
         message=opening.message,
         tools=opening.tools,
         limits=opening.limits,
+        parameters=opening.parameters,
         expected_version=version,
     )
 
@@ -310,7 +311,7 @@ def _prepare(
         return StepState(kind=PrepareKind.COMMITTED, seq=appender.seq, pending=pending, **base)
     if row is None:
         _check_order(tx, turn, opened, step)
-        attempt, prepared = 1, _prepared_fact(turn, appender, conversation, command)
+        attempt, prepared = 1, _prepared_fact(opened, appender, conversation, command)
         _keep_blobs(tx, command)
         appender.append(prepared)
         values = {"attempt": attempt, "token": command.token, "prepared": 1, "errors": 0}
@@ -358,21 +359,21 @@ def _check_order(tx: Connection, turn: Row[Any], opened: UserMessageRecorded, st
 
 
 def _prepared_fact(
-    turn: Row[Any], appender: Appender, conversation: Row[Any], command: PrepareStep
+    opened: UserMessageRecorded, appender: Appender, conversation: Row[Any], command: PrepareStep
 ) -> ModelPrepared:
-
     last = conversation.last_sequence
     return ModelPrepared(
-        id=prepared_event_id(turn.turn_id, command.step, 1),
-        namespace=turn.namespace,
-        conversation_id=turn.conversation_id,
-        turn_id=turn.turn_id,
+        id=prepared_event_id(opened.turn_id, command.step, 1),
+        namespace=opened.namespace,
+        conversation_id=opened.conversation_id,
+        turn_id=opened.turn_id,
         step=command.step,
         prepared=1,
         model=command.model,
-        parameters=json.loads(command.parameters_json),
+        parameters={**json.loads(command.parameters_json), **opened.parameters},
         instructions_digest=content_digest(command.instructions),
         tools_digest=content_digest(command.tools_json),
+        output_digest=None if command.output_json is None else content_digest(command.output_json),
         window_from=1 if last else 0,
         window_through=last,
         events_through=appender.seq,
@@ -387,8 +388,9 @@ def _stored_prepared(tx: Connection, turn_id: str, step: int, prepared: int) -> 
 
 
 def _keep_blobs(tx: Connection, command: PrepareStep) -> None:
-    for content in (command.instructions, command.tools_json):
-        keep_blob(tx, content)
+    for content in (command.instructions, command.tools_json, command.output_json):
+        if content is not None:
+            keep_blob(tx, content)
 
 
 def keep_blob(tx: Connection, content: str) -> str:

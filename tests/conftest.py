@@ -92,6 +92,7 @@ def running(client: Client, task_queue: str, file_store: Store) -> Running:
         settings: Settings = FAST,
         *,
         queue: str = task_queue,
+        client: Client = client,
         only: tuple[str, ...] | None = None,
     ) -> AsyncIterator[Worker]:
         plugin = Only(app, only, store=file_store, settings=settings)

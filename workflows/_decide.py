@@ -63,6 +63,8 @@ class TurnState(BaseModel):
     calls: tuple[CallRef, ...] = ()
     ending: Ending | None = None
     result: TurnResult | None = None
+    searchable: bool = False
+    timeline: tuple[str, ...] = ()
 
 
 class Problem(BaseModel):
@@ -90,6 +92,7 @@ class CallState(BaseModel):
 
     call: CallRef
     phase: CallPhase = CallPhase.RUN
+    looked: bool = False
     lost: int = 0
     rounds: int = 0
     delay_s: float = 0.0
@@ -103,6 +106,7 @@ def begin(request: TurnRequest, run_id: str) -> TurnState:
         message=request.message,
         tools=request.tools,
         limits=request.limits,
+        parameters=request.parameters,
         run_id=run_id,
     )
     ref = TurnRef(**request.key.model_dump())
@@ -113,6 +117,8 @@ def after_model(state: TurnState, happened: StepReply | Problem) -> TurnState:
     """What follows a model step."""
     if isinstance(happened, Problem):
         return _after_problem(state, happened)
+    if happened.searchable:
+        state = state.model_copy(update={"searchable": True})
     match happened.kind:
         case StepKind.OVER:
             return _done(state, happened.result)
@@ -174,6 +180,8 @@ def after_end(state: TurnState, happened: EndReply | Problem) -> TurnState:
     """The turn is over, unless another owner acts for it or it could never have opened."""
     if isinstance(happened, Problem):
         return _after_problem(state, happened)
+    if happened.searchable:
+        state = state.model_copy(update={"searchable": True})
     if happened.result is not None:
         return _done(state, happened.result)
     follower = state.model_copy(update={"phase": Phase.FOLLOW, "ending": None})
@@ -208,7 +216,8 @@ def after_call(state: CallState, happened: CallReply | Problem) -> CallState:
 
 def _after_look(state: CallState) -> CallState:
     if state.phase is CallPhase.RUN:
-        return state.model_copy(update={"phase": CallPhase.RECONCILE, "delay_s": 0.0})
+        update = {"phase": CallPhase.RECONCILE, "looked": True, "delay_s": 0.0}
+        return state.model_copy(update=update)
     # The reconcile function allowed another generation: run it, ever more patiently.
     rounds = state.rounds + 1
     phase = CallPhase.SETTLE if rounds >= TEMPORAL_ATTEMPTS_MAX else CallPhase.RUN

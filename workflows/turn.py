@@ -8,6 +8,7 @@ import asyncio
 from typing import Any, Final
 
 from temporalio import workflow
+from temporalio.common import SearchAttributeKey
 from temporalio.exceptions import ApplicationError, is_cancelled_exception
 
 from perdure.contracts.calls import (
@@ -32,9 +33,17 @@ from perdure.contracts.calls import (
 from perdure.contracts.errors import InvalidRequest
 from perdure.contracts.limits import CONTINUE_AS_NEW_BYTES, CONTINUE_AS_NEW_EVENTS
 from perdure.contracts.messages import Message, Role
+from perdure.contracts.search import ENDED_ATTRIBUTES, search_attributes
 from perdure.contracts.timing import START_TO_CLOSE_MARGIN_S, current_timing
-from perdure.contracts.turn import StopReason, TurnStatus, parse_turn_request
+from perdure.contracts.turn import (
+    WHAT_NEXT,
+    StopReason,
+    TurnResult,
+    TurnStatus,
+    parse_turn_request,
+)
 from perdure.workflows import _decide as decide
+from perdure.workflows import _timeline as timeline
 from perdure.workflows._call import LOST, attempt
 from perdure.workflows._decide import CallPhase, CallState, Ending, Phase, Problem, TurnState
 
@@ -48,6 +57,7 @@ class AgentTurn:
 
     def __init__(self) -> None:
         self._cancel_requested = False
+        self._published = False
 
     @workflow.run
     async def run(self, *inputs: Any) -> dict[str, Any]:
@@ -58,7 +68,7 @@ class AgentTurn:
         """
         state = self._state(inputs)
         while state.phase not in _ENDED:
-            workflow.set_current_details(f"step {state.step}: {state.phase}")
+            workflow.set_current_details(timeline.details(state))
             self._continue_as_new_if_long(state)
             try:
                 state = await self._advance(state)
@@ -68,6 +78,9 @@ class AgentTurn:
                     raise
                 self._cancel_requested = True
                 state = decide.after_cancel(state)
+            self._publish(state)
+        state = timeline.noted(state, [timeline.end_line(state)], workflow.now())
+        workflow.set_current_details(timeline.details(state))
         return self._outcome(state)
 
     def _state(self, inputs: tuple[Any, ...]) -> TurnState:
@@ -87,9 +100,14 @@ class AgentTurn:
     async def _advance(self, state: TurnState) -> TurnState:
         match state.phase:
             case Phase.MODEL:
-                return decide.after_model(state, await self._call_model(state))
+                happened = await self._call_model(state)
+                lines = timeline.step_lines(state, happened)
+                return decide.after_model(timeline.noted(state, lines, workflow.now()), happened)
             case Phase.TOOLS:
-                return decide.after_tools(state, await self._run_calls(state))
+                ended = await self._run_calls(state)
+                lines = [line for call in ended for line in timeline.call_lines(call)]
+                replies = [call.reply for call in ended if call.reply is not None]
+                return decide.after_tools(timeline.noted(state, lines, workflow.now()), replies)
             case Phase.FOLLOW:
                 return decide.after_follow(state, await self._follow(state), _reopening(state))
             case Phase.END:
@@ -104,7 +122,7 @@ class AgentTurn:
             return reply.model_copy(update={"code": StopReason.MODEL_LOST.value})
         return reply
 
-    async def _run_calls(self, state: TurnState) -> list[CallReply | Problem]:
+    async def _run_calls(self, state: TurnState) -> list[CallState]:
         tasks = [asyncio.create_task(self._run_call(state, call)) for call in state.calls]
         if not tasks:
             return []
@@ -124,7 +142,7 @@ class AgentTurn:
             raise
         return [task.result() for task in tasks if task.done()]
 
-    async def _run_call(self, state: TurnState, call: CallRef) -> CallReply | Problem:
+    async def _run_call(self, state: TurnState, call: CallRef) -> CallState:
         current = CallState(call=call)
         while current.phase is not CallPhase.DONE:
             if self._cancel_requested:
@@ -133,8 +151,7 @@ class AgentTurn:
             if current.delay_s:
                 await workflow.sleep(current.delay_s)
             current = decide.after_call(current, await self._call_once(state, current))
-        assert current.reply is not None
-        return current.reply
+        return current
 
     async def _call_once(self, state: TurnState, current: CallState) -> CallReply | Problem:
         call = current.call
@@ -186,6 +203,20 @@ class AgentTurn:
             return _parked(reply)
         return reply
 
+    def _publish(self, state: TurnState) -> None:
+        """Set the search attributes where the server knows them: once it runs, and at its end."""
+        ended = state.phase in _ENDED
+        unopened = ended and state.result is None
+        if not state.searchable or unopened or (self._published and not ended):
+            return
+        values = search_attributes(state.turn, state.agent, state.result)
+        if self._published:
+            values = {name: values[name] for name in ENDED_ATTRIBUTES}
+        self._published = True
+        updates = [SearchAttributeKey.for_keyword(name).value_set(values[name]) for name in values]
+        # pyright does not know the type of the SDK's own union.
+        workflow.upsert_search_attributes(updates)  # pyright: ignore[reportUnknownMemberType]
+
     def _continue_as_new_if_long(self, state: TurnState) -> None:
         info = workflow.info()
         long = (
@@ -216,11 +247,18 @@ class AgentTurn:
         if result.status is TurnStatus.CANCELLED and self._cancel_requested:
             raise asyncio.CancelledError
         raise ApplicationError(
-            f"the turn ended {result.status.value}: {result.stop_reason}",
+            _failure_text(state, result),
             encoded,
             type=result.stop_reason,
             non_retryable=True,
         )
+
+
+def _failure_text(state: TurnState, result: TurnResult) -> str:
+    known = state.ending.detail if state.ending is not None else ""
+    said = [f"the turn ended {result.status.value}: {result.stop_reason}", known]
+    said.append(WHAT_NEXT.get(result.stop_reason, ""))
+    return ". ".join(part for part in said if part)
 
 
 def _retrieve(task: "asyncio.Task[Any]") -> None:

@@ -11,6 +11,7 @@ from harness.ledger_driver import (
     SAFE,
     UNSAFE,
     TurnDriver,
+    damage,
     done,
     rows,
     unchanged,
@@ -333,3 +334,21 @@ def test_a_report_on_an_unsafe_call_allows_no_rerun(store: Store) -> None:
     reply = turn.dispatch("second", RECONCILED, rerun_of=1, holder_lost_ms=LOST_AT_ONCE_MS)
 
     assert (reply.kind, reply.rerun_allowed) == (DispatchKind.HELD, False)
+
+
+@pytest.mark.parametrize("safety", ALL)
+def test_nothing_is_dispatched_behind_a_terminal_event_whatever_the_projection_says(
+    store: Store, safety: ReplaySafety
+) -> None:
+    turn = _one_call(store, safety)
+    # A damaged turn gets its terminal event all the same, and its calls stay open.
+    damage(store, "update events set payload = '{}' where kind = 'model_prepared'")
+    turn.end()
+    damage(store, "update turns set status = 'open'")
+
+    with unchanged(store):
+        reply = turn.dispatch("token", safety)
+
+    assert reply.kind is DispatchKind.OVER
+    assert reply.result is not None
+    assert (reply.result.status.value, reply.result.stop_reason) == ("cancelled", "cancelled")

@@ -23,13 +23,28 @@ ROOMS: dict[str, set[str]] = {
     "agents": {"contracts"},
     "stores": {"contracts"},
     "workflows": {"contracts"},
-    "activities": {"contracts", "agents", "stores"},
-    "settings": {"contracts"},
-    "worker": {"contracts", "agents", "stores", "workflows", "activities", "settings"},
+    "activities": {"contracts", "agents", "stores", "logs"},
+    "logs": set(),
+    "settings": {"contracts", "logs"},
+    "worker": {"contracts", "agents", "stores", "workflows", "activities", "settings", "logs"},
     "client": {"contracts"},
-    "cli": {"contracts", "client", "stores", "worker", "examples", "agents", "settings"},
+    "cli": {"contracts", "client", "stores", "worker", "examples", "agents", "settings", "logs"},
     "examples": {"", "contracts", "agents", "client"},
+    "testing": {
+        "contracts",
+        "agents",
+        "stores",
+        "workflows",
+        "activities",
+        "settings",
+        "worker",
+        "client",
+        "cli",
+    },
 }
+
+# Models are spoken to in `activities/providers` only; these are imported when one is asked for.
+PROVIDER_LIBRARIES = {"pydantic_ai", "openai", "anthropic", "httpx", "httpx2"}
 
 # SQL is spoken in the stores only, Temporal where workflows, activities and their callers are.
 LIBRARIES: dict[str, set[str]] = {
@@ -38,12 +53,17 @@ LIBRARIES: dict[str, set[str]] = {
     "agents": {"pydantic", "pydantic_core"},
     "stores": {"pydantic", "pydantic_core", "sqlmodel", "sqlalchemy", "alembic"},
     "workflows": {"pydantic", "temporalio"},
-    "activities": {"pydantic", "pydantic_core", "temporalio", "yaml"},
+    "activities": {
+        *("pydantic", "pydantic_core", "temporalio", "yaml", "opentelemetry", "prometheus_client"),
+        *PROVIDER_LIBRARIES,
+    },
+    "logs": set(),
     "settings": {"pydantic", "pydantic_settings", "temporalio"},
     "worker": {"pydantic", "temporalio"},
     "client": {"pydantic", "temporalio"},
     "cli": {"pydantic", "temporalio", "typer", "click", "rich"},
     "examples": {"pydantic"},
+    "testing": {"pytest", "temporalio"},
 }
 
 # Workflow code must come to the same decisions again: no I/O, no clock, no chance (DESIGN 3).
@@ -195,6 +215,12 @@ def test_the_agents_load_no_temporal_and_no_sql() -> None:
     loaded = loaded_by(modules_of("agents"))
 
     assert loads(loaded, "temporalio sqlmodel sqlalchemy perdure.stores perdure.activities") == []
+
+
+def test_naming_the_pytest_plugin_loads_nothing_of_ours_but_itself() -> None:
+    loaded = loaded_by(["perdure.testing", "perdure.testing.plugin"])
+
+    assert loads(loaded, "temporalio sqlmodel sqlalchemy pydantic perdure.agents perdure.cli") == []
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from perdure.contracts.events import (
     ModelAnswered,
     ModelPrepared,
     Observation,
+    OutputRefused,
     ReconcileReported,
     RecoveryDecided,
     ToolCalled,
@@ -85,6 +86,7 @@ EVENTS: tuple[LedgerEvent, ...] = (
         finish_reason=FinishReason.TOOL_CALLS,
         usage=Usage(input_tokens=1, output_tokens=2),
     ),
+    OutputRefused(**TURN, step=1, text="it does not fit"),
     called({"order": 2, "cents": 10**30, "rate": 0.1, "deep": {"b": [None, True], "a": "ü"}}),
     ToolDispatched(**CALL, arguments_digest="sha256:1", safety=ReplaySafety.UNSAFE),
     ToolSettled(

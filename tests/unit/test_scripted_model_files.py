@@ -221,7 +221,7 @@ def test_a_bad_file_says_where_it_is_wrong(
     assert reason in str(caught.value)
 
 
-@pytest.mark.parametrize("spec", ["", "desk.yaml", "openai:gpt", ":x", "Scripted:x.yaml"])
+@pytest.mark.parametrize("spec", ["", "desk.yaml", "nope:gpt", ":x", "Scripted:x.yaml"])
 def test_an_unknown_provider_is_refused_and_the_known_are_named(spec: str):
     with pytest.raises(AuthoringError, match="there is: scripted:"):
         resolve_model(spec)
