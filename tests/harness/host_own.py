@@ -26,3 +26,13 @@ class HostsOwn:
             "AgentTurn", turn, result_type=dict[str, Any]
         )
         return [greeting, result["answer"]]
+
+
+@workflow.defn(name="HostsOwn")
+class Rewritten:
+    """The same workflow after an incompatible change."""
+
+    @workflow.run
+    async def run(self, turn: dict[str, Any]) -> list[str]:
+        """Do nothing of what it did."""
+        return []

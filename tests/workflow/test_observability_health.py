@@ -54,7 +54,8 @@ async def test_a_worker_is_ready_until_it_stops_or_loses_its_store(
         run_worker(app, settings, client=client, stop=stop, on_ready=ready.set)
     )
     await ready.wait()
-    await begin(client, task_queue)
+    # Its worker stops for good, so the turn stays open: not under the id that other tests use.
+    handle = await begin(client, task_queue, conversation_id="probed")
     await entered.wait()
 
     well = [await get(port, path) for path in ("/healthz", "/readyz", "/metrics", "/")]
@@ -65,6 +66,7 @@ async def test_a_worker_is_ready_until_it_stops_or_loses_its_store(
     alive = await get(port, "/healthz")
     go.set()
     await working
+    await client.get_workflow_handle(handle.workflow_id).terminate()
 
     assert well == [(200, "ok\n"), (200, "ok\n"), (404, "not found\n"), (404, "not found\n")]
     assert alive == (200, "ok\n")

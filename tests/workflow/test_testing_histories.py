@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from harness.host_own import HostsOwn, greet
-from temporalio import workflow
+from harness.host_own import HostsOwn, Rewritten, greet
 from temporalio.client import Client
 
 from perdure import Agent, App, tool
@@ -148,16 +147,6 @@ async def test_a_workflow_of_ones_own_replays_with_them(
         await replays([history])
     with pytest.raises(AssertionError, match="HostsOwn hosts-own: another decision"):
         await replays([history], workflows=[Rewritten])
-
-
-@workflow.defn(name="HostsOwn")
-class Rewritten:
-    """The same workflow after an incompatible change."""
-
-    @workflow.run
-    async def run(self, turn: dict[str, Any]) -> list[str]:
-        """Do nothing of what it did."""
-        return []
 
 
 async def test_a_check_without_histories_does_not_pass(tmp_path: Path) -> None:
