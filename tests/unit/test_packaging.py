@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import perdure
+from perdure.contracts.search import SEARCH_ATTRIBUTES
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -117,6 +118,14 @@ def test_the_image_of_the_worker_copies_every_room() -> None:
     copied = set(re.findall(r"^COPY (\w+) \1$", dockerfile, re.MULTILINE))
     top_packages = {name.split(".")[1] for name in packages_in_folders() if "." in name}
     assert copied == top_packages
+
+
+def test_the_composed_server_knows_our_search_attributes() -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+    command = compose["services"]["temporal"]["command"]
+    registered = [word for word in command if word.startswith("--search-attribute=")]
+    assert registered == [f"--search-attribute={name}=Keyword" for name in SEARCH_ATTRIBUTES]
 
 
 def test_every_service_has_a_pinned_image_and_a_health_check() -> None:
