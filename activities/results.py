@@ -44,8 +44,10 @@ def outcome_of(value: Any) -> ToolOutcome:
 
 def outcome_of_error(error: BaseException, *, may_have_happened: bool) -> ToolOutcome:
     """The result of a tool that raised: its message is for the model, and only in the ledger."""
-    kind = "" if isinstance(error, ToolError) else f"{type(error).__name__}: "
-    text = f"error: {kind}{_description(error)}"
+    if isinstance(error, ToolError):
+        text = f"error: {error.told}"
+    else:
+        text = f"error: {type(error).__name__}: {_description(error)}"
     if may_have_happened:
         stop = "" if text.endswith((".", "!", "?")) else "."
         text += f"{stop} The call may or may not have taken effect."

@@ -340,7 +340,7 @@ class ToolError(PerdureError):
     """Raised by a tool to report a failure to the model (DESIGN 5).
 
     For SAFE and KEYED tools it is tried again first unless `retryable=False`; `retry_after_s` is
-    honoured.
+    honoured. `told` is the whole message: the model's, while what is logged or raised is cut.
     """
 
     code = "tool_error"
@@ -351,6 +351,7 @@ class ToolError(PerdureError):
     ) -> None:
         super().__init__(message, retryable=retryable)
         self.retry_after_s = retry_after_s
+        self.told = message
 
 
 class StepLimit(PerdureError):

@@ -153,6 +153,12 @@ def test_an_exception_that_cannot_be_shown_is_named() -> None:
     assert outcome.text == "error: Mute: <Mute>"
 
 
+def test_what_a_tool_reports_reaches_the_model_whole() -> None:
+    outcome = outcome_of_error(errors.ToolError("x" * 1000), may_have_happened=False)
+
+    assert outcome.text == "error: " + "x" * 1000
+
+
 def test_an_error_is_sanitised_and_cut_like_a_result() -> None:
     outcome = outcome_of_error(ValueError("\ud800" + "x" * 100_000), may_have_happened=True)
 
@@ -211,3 +217,11 @@ def test_no_value_makes_a_result_that_cannot_be_stored(value: Any) -> None:
     assert "\x00" not in outcome.text
     outcome.text.encode()
     json.dumps(outcome.model_dump(mode="json"), allow_nan=False)
+
+
+def test_keys_that_are_one_key_in_json_lose_nothing() -> None:
+    outcome = outcome_of({1: "a", "1": "b"})
+
+    assert (outcome.status, outcome.flags) == (ResultStatus.OK, ("not_json",))
+    assert "'a'" in outcome.text
+    assert "'b'" in outcome.text
