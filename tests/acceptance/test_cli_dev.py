@@ -141,16 +141,29 @@ def test_a_database_of_a_newer_program_is_refused(dev: Dev, tmp_path: Path) -> N
     assert "store_schema_newer" in shown.stderr
 
 
+def _take_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_a_question_without_a_worker_says_so_and_leaves_the_turn_when_interrupted(dev: Dev) -> None:
     command = _command("ask", "order-desk", "Hello", "--task-queue", "deserted")
     environment = _environment(dev.folder, TEMPORAL_ADDRESS=f"{HOST}:{dev.port}")
     with subprocess.Popen(
-        command, cwd=dev.folder, env=environment, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=dev.folder,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell that runs the tests in the background has its children ignore the signal.
+        preexec_fn=_take_interrupts,
     ) as asking:
         assert asking.stderr is not None
-        hint = asking.stderr.readline()
-        asking.send_signal(signal.SIGINT)
-        _, rest = asking.communicate(timeout=30)
+        try:
+            hint = asking.stderr.readline()
+            asking.send_signal(signal.SIGINT)
+            _, rest = asking.communicate(timeout=30)
+        finally:
+            asking.kill()
 
     assert "no worker polls the task queue 'deserted'" in hint
     assert "the turn goes on: perdure turn show turn_" in rest
