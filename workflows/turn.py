@@ -77,6 +77,7 @@ class AgentTurn:
                 if not is_cancelled_exception(error):
                     raise
                 self._cancel_requested = True
+                _log("cancel requested", state)
                 state = decide.after_cancel(state)
             self._publish(state)
         state = timeline.noted(state, [timeline.end_line(state)], workflow.now())
@@ -180,6 +181,7 @@ class AgentTurn:
 
     async def _follow(self, state: TurnState) -> FollowReply:
         run_id = workflow.info().first_execution_run_id
+        _log("follows another owner", state)
         reply = await attempt(
             FOLLOW_TURN,
             FollowTurn(turn=state.turn, run_id=run_id),
@@ -225,6 +227,7 @@ class AgentTurn:
         )
         # Only between steps: nothing is open then.
         if long and state.phase in (Phase.MODEL, Phase.FOLLOW):
+            _log("continues as new", state)
             encoded = state.model_dump(mode="json", exclude_defaults=True)
             workflow.continue_as_new(args=[None, encoded])
 
@@ -252,6 +255,10 @@ class AgentTurn:
             type=result.stop_reason,
             non_retryable=True,
         )
+
+
+def _log(said: str, state: TurnState) -> None:
+    workflow.logger.info(said, extra={"turn": state.turn.turn_id, "step": state.step})
 
 
 def _failure_text(state: TurnState, result: TurnResult) -> str:
