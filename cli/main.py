@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from perdure.cli.dev_server import PORT_DEFAULT, UI_PORT_DEFAULT
-from perdure.contracts.errors import InvalidRequest, PerdureError
+from perdure.contracts.errors import InvalidRequest, PerdureError, ServerUnreachable
 from perdure.contracts.ids import DEFAULT_NAMESPACE
 from perdure.logs import LogFormat, configure_logs
 
@@ -142,8 +142,15 @@ def demo(
         Path | None, typer.Option(help="Where its databases go (else a new one in perdure-data)")
     ] = None,
     stay: Annotated[bool, typer.Option(help="Leave the UI up until Ctrl-C")] = False,
+    real_model: Annotated[
+        bool, typer.Option("--real-model", help="Ask a small real model on this machine")
+    ] = False,
 ) -> None:
     """Kill workers in the middle of tools and check every promise, on a real Temporal server."""
+    if real_model:
+        from perdure.cli.demo_real import run_real_demo
+
+        raise typer.Exit(_run(run_real_demo(folder, stay=stay)))
     from perdure.cli.demo import run_demo
 
     raise typer.Exit(_run(run_demo(folder, stay=stay)))
@@ -155,6 +162,11 @@ def main() -> None:
         cli()
     except InvalidRequest as error:
         _fail(f"{error}")
+    except ServerUnreachable as error:
+        print(f"perdure: {error} ({error.code})", file=sys.stderr)
+        from perdure.cli.stopping import leave
+
+        leave(2)
     except PerdureError as error:
         _fail(f"{error} ({error.code})")
 

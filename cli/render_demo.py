@@ -6,8 +6,8 @@ from urllib.parse import quote
 from rich.console import Console
 from rich.text import Text
 
-from perdure.cli.demo_scenes import SCENES, Check, Facts, Scene, times
-from perdure.cli.demo_stage import APP, Stage
+from perdure.cli.demo_scenes import Check, Facts, Scene, times
+from perdure.cli.demo_stage import Stage
 from perdure.cli.dev_server import HOST, UI_PORT_DEFAULT
 from perdure.cli.render import short
 
@@ -42,16 +42,16 @@ def print_scene(
     console.print()
 
 
-def print_where_to_look(console: Console, stage: Stage, *, staying: bool) -> None:
-    """The UI, the commands and the SQL that show the same."""
-    ledger, turn_id = _relative(stage.ledger), SCENES[-1].turn_id
+def print_where_to_look(console: Console, stage: Stage, last: Scene, *, staying: bool) -> None:
+    """The UI, the commands and the SQL that show the same as the last scene."""
+    ledger, turn_id = _relative(stage.ledger), last.turn_id
     console.print(Text("Where to look", "bold"))
     url = stage.server.ui_url
     if not staying:
         databases = f"--db {ledger} --temporal-db {_relative(stage.folder / 'temporal.db')}"
-        console.print(Text(f"  start it again    perdure dev {APP} {databases}"))
+        console.print(Text(f"  start it again    perdure dev {stage.app} {databases}"))
         url = f"http://{HOST}:{UI_PORT_DEFAULT}"
-    workflow = quote(SCENES[-1].workflow_id, safe="")
+    workflow = quote(last.workflow_id, safe="")
     console.print(Text(f"  the Temporal UI   {url}/namespaces/default/workflows/{workflow}"))
     console.print(Text(f"  one turn          perdure turn show {turn_id} --store {ledger}"))
     console.print(Text(f"  the ledger        sqlite3 {ledger}"))

@@ -1,10 +1,14 @@
-"""SIGTERM and SIGINT as an event to wait for, so that a command can stop its children in order."""
+"""How a command ends: SIGTERM and SIGINT as an event to wait for, so that it can stop its children
+in order, and an exit that nothing can hold up.
+"""
 
 import asyncio
+import os
 import signal
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NoReturn
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -29,3 +33,14 @@ def stop_on_signals() -> Generator[asyncio.Event, None, None]:
         yield stop
     finally:
         remove()
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once, with everything written.
+
+    After a failed connection, Temporal's runtime may still call into an interpreter that is going
+    down, which aborts it: the exit code would be SIGABRT's now and then.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -7,7 +7,8 @@ import argparse
 import asyncio
 import sys
 
-from perdure.contracts.errors import PerdureError
+from perdure.cli.stopping import leave
+from perdure.contracts.errors import PerdureError, ServerUnreachable
 from perdure.settings import connect
 from perdure.testing.histories import HISTORIES_MAX, TURNS, record_histories
 
@@ -29,6 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
         count = asyncio.run(_record(parsed.folder, parsed.query, parsed.limit))
     except PerdureError as error:
         print(f"perdure: {error}", file=sys.stderr)
+        if isinstance(error, ServerUnreachable):
+            leave(2)
         return 2
     print(f"{count} histories in {parsed.folder}")
     return 0 if count else 1

@@ -1,6 +1,7 @@
 """The `perdure` program: its errors are one helpful line, its help loads nothing heavy."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from perdure.cli import main as program
 from perdure.cli.main import cli, main
-from perdure.contracts.errors import ServerUnreachable
+from perdure.contracts.errors import PortTaken
 
 COMMANDS = ("dev", "worker", "ask", "transcript", "turn", "demo")
 
@@ -37,7 +38,7 @@ def test_our_errors_are_one_line_on_standard_error_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> None:
-        raise ServerUnreachable("no server at 127.0.0.1:1; start one with `perdure dev APP`")
+        raise PortTaken("something listens on 127.0.0.1:1; choose another port")
 
     monkeypatch.setattr(program, "cli", fail)
 
@@ -48,7 +49,7 @@ def test_our_errors_are_one_line_on_standard_error_and_exit_code_2(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == (
-        "perdure: no server at 127.0.0.1:1; start one with `perdure dev APP` (server_unreachable)\n"
+        "perdure: something listens on 127.0.0.1:1; choose another port (port_taken)\n"
     )
 
 
@@ -101,3 +102,17 @@ def _perdure(folder: Path, *arguments: str, **environment: str) -> subprocess.Co
         text=True,
         timeout=60,
     )
+
+
+def test_without_a_server_a_command_says_so_in_one_line_and_leaves_with_code_2() -> None:
+    command = [sys.executable, "-m", "perdure.cli.main", "ask", "order-desk", "Hello"]
+    environment = {**os.environ, "TEMPORAL_ADDRESS": "127.0.0.1:1"}
+
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "server_unreachable" in done.stderr
