@@ -51,7 +51,10 @@ class LedgerCalls:
         **kwargs: Args.kwargs,
     ) -> Result:
         """Run a command in a transaction of its own; a lost acknowledgement is asked for again."""
-        call = lambda: self.store.transact(command, *args, **kwargs)  # noqa: E731
+
+        def call() -> Result:
+            return self.store.transact(command, *args, **kwargs)
+
         return await self._until_answered(command.__name__, call)
 
     async def read(
@@ -61,7 +64,10 @@ class LedgerCalls:
         **kwargs: Args.kwargs,
     ) -> Result:
         """Run a query."""
-        call = lambda: self.store.read(query, *args, **kwargs)  # noqa: E731
+
+        def call() -> Result:
+            return self.store.read(query, *args, **kwargs)
+
         return await self._until_answered(query.__name__, call)
 
     async def run_to_its_end(
@@ -76,13 +82,19 @@ class LedgerCalls:
         be left unanswered, and a worker must be able to stop without its database.
         """
         giving_up = asyncio.Event()
-        call = lambda: self.store.transact(command, *args, **kwargs)  # noqa: E731
+
+        def call() -> Result:
+            return self.store.transact(command, *args, **kwargs)
+
         answered = self._until_answered(command.__name__, call, giving_up)
         return await to_its_end(answered, giving_up)
 
     async def probe(self) -> None:
         """Ask the ledger once for nothing. Raises StoreUnavailable and the like at once."""
-        call = lambda: self.store.read(read_result, "")  # noqa: E731
+
+        def call() -> object:
+            return self.store.read(read_result, "")
+
         await self._once("probe", call)
 
     def close(self) -> None:

@@ -157,6 +157,7 @@ class _Check:
 def _type_name(workflow: type) -> str:
     from temporalio import workflow as sdk
 
+    # The SDK has no public way to ask for the name under which a workflow is registered.
     definition = sdk._Definition.must_from_class(workflow)  # pyright: ignore[reportPrivateUsage]
     return definition.name or workflow.__name__
 

@@ -90,6 +90,7 @@ class WorkerProcess:
         try:
             await until(lambda: READY in self.log or not self.running, START_S, what="a worker")
         except BaseException:
+            # Also a cancelled start must not leave a process behind.
             self.kill()
             raise
         self.check()

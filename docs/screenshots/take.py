@@ -21,7 +21,6 @@ from playwright.async_api import Page, async_playwright
 from perdure.cli.demo_scenes import SCENES, Scene
 
 FOLDER = Path(__file__).parent
-SIZE = {"width": 1400, "height": 1100}
 PLAYED_S = 300.0
 INTERRUPTED = next(scene for scene in SCENES if scene.told == "interrupted")
 RERUN = next(scene for scene in SCENES if scene.tool == "refund_order")
@@ -81,7 +80,7 @@ async def main() -> None:
             browser = await playwright.chromium.launch(
                 executable_path=chromium, args=["--no-sandbox", "--disable-background-networking"]
             )
-            page = await browser.new_page(viewport=SIZE)  # pyright: ignore[reportArgumentType]
+            page = await browser.new_page(viewport={"width": 1400, "height": 1100})
             workflows = f"{ui}/namespaces/default/workflows"
             await page.goto(workflows)
             await photograph(page, RERUN.workflow_id, "workflows")

@@ -38,7 +38,7 @@ class Llmock:
     def endpoint(self, protocol: str) -> Endpoint:
         """An endpoint of it that speaks this protocol."""
         base_url = self.url + _PATHS[protocol]
-        return Endpoint(protocol, base_url=base_url, api_key="mock")  # type: ignore[arg-type]
+        return Endpoint(protocol, base_url=base_url, api_key="mock")
 
     async def __aenter__(self) -> Self:
         program = Path(sys.executable).with_name("llmock")

@@ -47,7 +47,7 @@ class CannedServer:
     def endpoint(self, protocol: str, **options: Any) -> Endpoint:
         """An endpoint of it."""
         path = "" if protocol == "anthropic" else "/v1"
-        return Endpoint(protocol, base_url=self.url + path, **options)  # type: ignore[arg-type]
+        return Endpoint(protocol, base_url=self.url + path, **options)
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)

@@ -61,7 +61,7 @@ def test_an_endpoint_needs_a_name_that_is_free(name: Any) -> None:
 
 def test_an_app_takes_nothing_else_for_an_endpoint() -> None:
     with pytest.raises(AuthoringError, match="must be an Endpoint"):
-        App([], endpoints={"local": "http://127.0.0.1"})  # type: ignore[dict-item]
+        App([], endpoints={"local": "http://127.0.0.1"})
 
 
 @pytest.mark.parametrize(

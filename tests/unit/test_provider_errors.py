@@ -64,7 +64,7 @@ def refusal(status: int, protocol: str, **changes: Any) -> Reply:
     headers = changes.pop("headers", {})
     body["error"].pop("headers", None)
     if protocol == "anthropic":
-        body = {"type": "error", **body, "request_id": "req_011"}  # type: ignore[dict-item]
+        body = {"type": "error", **body, "request_id": "req_011"}
     return Reply(json.dumps(body).encode(), status, "application/json", headers)
 
 

@@ -154,7 +154,7 @@ class _Runtime(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        mood = self.server.mood  # type: ignore[attr-defined]
+        mood = self.server.mood
         self.send_response(500 if mood == "broken" else 200)
         self.end_headers()
         if mood == "broken":
@@ -216,7 +216,7 @@ def serving(server: ThreadingHTTPServer) -> Iterator[None]:
 @pytest.fixture
 def front(tmp_path: Path) -> Iterator[Front]:
     runtime = ThreadingHTTPServer(("127.0.0.1", 0), _Runtime)
-    runtime.mood = "well"  # type: ignore[attr-defined]
+    runtime.mood = "well"
     log = tmp_path / "requests.jsonl"
     address = f"http://127.0.0.1:{runtime.server_port}"
     with serving(runtime):
@@ -259,7 +259,7 @@ def test_plain_text_is_the_runtimes_own_stream_and_is_counted(front: Front) -> N
 def test_a_runtime_that_breaks_off_is_counted_as_a_failed_call_without_an_end(
     front: Front,
 ) -> None:
-    front.runtime.mood = "cut"  # type: ignore[attr-defined]
+    front.runtime.mood = "cut"
 
     _, text = front.post(request_of(QUESTION, tools=[]))
 
@@ -268,7 +268,7 @@ def test_a_runtime_that_breaks_off_is_counted_as_a_failed_call_without_an_end(
 
 
 def test_a_runtime_that_refuses_is_told_as_unavailable(front: Front) -> None:
-    front.runtime.mood = "broken"  # type: ignore[attr-defined]
+    front.runtime.mood = "broken"
 
     assert front.post(request_of(QUESTION))[0] == 503
     assert [call["outcome"] for call in front.noted] == ["failed"]
